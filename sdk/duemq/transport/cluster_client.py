@@ -24,7 +24,7 @@ from duemq.errors import (
 from duemq.protocol import checks
 from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerShard
 from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
-from duemq.transport import channel, forks, retrying, status
+from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.diagnosis import Finding, diagnose
 from duemq.transport.route_watcher import RouteWatcher
@@ -107,7 +107,7 @@ class Client:
         as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
         Raises Closed in a process that was forked after its parent had clients.
         """
-        forks.enter()
+        channel.check_fork()
         self._watcher = RouteWatcher(self.nameservers, self._routes)
         self._watcher.on_change(self._routes_changed)
         self._watcher.start()

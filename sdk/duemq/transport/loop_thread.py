@@ -17,7 +17,7 @@ from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from duemq.errors import Closed, Timeout
-from duemq.transport import forks
+from duemq.transport import channel
 from duemq.transport.closing import AsyncClient, Closing
 from duemq.transport.event_loops import new_event_loop
 
@@ -52,7 +52,7 @@ class LoopThread:
         Raises Closed in a process that was forked after there had been one.
         """
         with cls._lock:
-            forks.enter()
+            channel.check_fork()
             shared = cls._shared
             if shared is None:
                 shared = cls._shared = LoopThread()
@@ -103,7 +103,7 @@ class LoopThread:
 
     def _refuse(self) -> None:
         if self.foreign:
-            raise Closed(f"this client belongs to the parent process: {forks.REMEDY}")
+            raise Closed(f"this client belongs to the parent process: {channel.FORK_REMEDY}")
         if self.inside:
             raise RuntimeError(f"a blocking call inside the thread {NAME}: use duemq.aio there")
         raise Closed("the client is closed")
