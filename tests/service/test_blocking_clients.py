@@ -183,6 +183,15 @@ async def test_a_wait_that_is_over_first(cluster):
     assert (await asyncio.to_thread(program)).offset == 0
 
 
+async def test_if_absent_is_true_or_false(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            producer.send("t", b"x", delay="1h", timer_key="k", if_absent="no")
+
+    with pytest.raises(InvalidArgument, match="if_absent: 'no' is not allowed: True or False"):
+        await asyncio.to_thread(program)
+
+
 async def test_a_closed_admin(cluster):
     def program():
         with duemq.Admin(cluster.nameserver) as admin:
