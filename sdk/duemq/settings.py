@@ -1,7 +1,7 @@
 """What can be set on a client.  The defaults suit most; every bound of the SDK is here."""
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from duemq.protocol import checks
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB, MIB, WINDOW_BATCHES
@@ -9,6 +9,8 @@ from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB, MIB, WINDOW_BATCHES
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 NAMESERVER_PORT = 9876
 NAMESERVER_VARIABLE = "DUEMQ_NAMESERVER"
+# From the least to the most of a timeout: to a year, which clocks and gRPC can still count.
+TIMEOUT_S = (0.001, 365 * 86_400)
 
 
 def default_nameserver() -> str:
@@ -26,7 +28,8 @@ class ClientSettings:
     """Of an administrative request, repetitions included."""
 
     def __post_init__(self) -> None:
-        _positive(self)
+        checks.number("connect_timeout_s", self.connect_timeout_s, *TIMEOUT_S)
+        checks.number("request_timeout_s", self.request_timeout_s, *TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +52,11 @@ class ProducerSettings:
     client: ClientSettings = field(default_factory=ClientSettings)
 
     def __post_init__(self) -> None:
-        _positive(self)
-        checks.at_most("frame_bytes", self.frame_bytes, BATCH_BYTES_DEFAULT)
+        checks.number("send_timeout_s", self.send_timeout_s, *TIMEOUT_S)
+        checks.number("close_timeout_s", self.close_timeout_s, *TIMEOUT_S)
+        checks.whole("buffer_bytes", self.buffer_bytes, 1, 1 << 40)
+        checks.whole("frame_bytes", self.frame_bytes, 1, BATCH_BYTES_DEFAULT)
         # More in flight could not be told apart.
-        checks.at_most("in_flight", self.in_flight, WINDOW_BATCHES)
-
-
-def _positive(settings: ClientSettings | ProducerSettings) -> None:
-    for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-            raise checks.wrong(setting.name, value, "above 0")
+        checks.whole("in_flight", self.in_flight, 1, WINDOW_BATCHES)
+        checks.flag("create_topics", self.create_topics)
+        checks.instance("client", self.client, ClientSettings)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+from asyncio.subprocess import PIPE
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -182,6 +183,15 @@ async def test_a_wait_that_is_over_first(cluster):
     assert (await asyncio.to_thread(program)).offset == 0
 
 
+async def test_if_absent_is_true_or_false(cluster):
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            producer.send("t", b"x", delay="1h", timer_key="k", if_absent="no")
+
+    with pytest.raises(InvalidArgument, match="if_absent: 'no' is not allowed: True or False"):
+        await asyncio.to_thread(program)
+
+
 async def test_a_closed_admin(cluster):
     def program():
         with duemq.Admin(cluster.nameserver) as admin:
@@ -213,6 +223,29 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 producer.send("t", b"parent again")
 """
 
+FORKED_AFTER_THE_LAST = """
+import asyncio, os, sys
+import duemq, duemq.aio
+
+async def start_and_close():
+    async with duemq.aio.Producer(sys.argv[1]) as producer:
+        await producer.send("t", b"parent")
+
+with duemq.Producer(sys.argv[1]) as producer:
+    producer.send("t", b"parent")
+if os.fork() == 0:
+    for connect in (lambda: duemq.Producer(sys.argv[1]), lambda: asyncio.run(start_and_close())):
+        try:
+            connect()
+        except duemq.errors.Closed as error:
+            assert "fork before the first client" in str(error), error
+        else:
+            os._exit(1)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+asyncio.run(start_and_close())
+"""
+
 LEFT_OPEN = """
 import sys
 import duemq
@@ -223,13 +256,16 @@ for number in range(1000):
 """
 
 
-@pytest.mark.parametrize(("program", "stored"), [(FORKING, 2), (LEFT_OPEN, 1_000)])
+@pytest.mark.parametrize(
+    ("program", "stored"), [(FORKING, 2), (FORKED_AFTER_THE_LAST, 2), (LEFT_OPEN, 1_000)]
+)
 async def test_a_program(cluster, program, stored):
     """A child process may not use its parent's producer; one left open is closed at exit."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error", "-c", program, cluster.nameserver
+        sys.executable, "-W", "error", "-c", program, cluster.nameserver, stderr=PIPE
     )
-    assert await asyncio.wait_for(process.wait(), 60) == 0
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, said.decode()) == (0, "")
     assert sum(len(broker.bodies("t")) for broker in cluster.brokers.values()) == stored
 
 

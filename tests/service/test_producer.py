@@ -599,6 +599,23 @@ async def test_options_of_a_send_many_are_no_messages_fault(producer):
         await producer.send_many("t", iter([b"x"]), delay="soon")
 
 
+@pytest.mark.parametrize(
+    ("topic", "options", "field"),
+    [
+        (None, {}, "topic"),
+        (b"t", {}, "topic"),
+        (5, {}, "topic"),
+        ("\ud800", {}, "topic"),
+        ("t", {"properties": [("a", "b")]}, "properties"),
+        ("t", {"properties": "ab"}, "properties"),
+    ],
+)
+async def test_arguments_of_another_type_are_refused_by_name(producer, topic, options, field):
+    with pytest.raises(InvalidArgument) as refused:
+        await producer.send(topic, b"x", **options)
+    assert refused.value.field == field
+
+
 async def test_cancel_takes_receipts(cluster, producer):
     delayed = [await producer.send("t", b"x", delay="1h") for _ in range(2)]
     plain = await producer.send("t", b"x")

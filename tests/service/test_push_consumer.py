@@ -326,6 +326,36 @@ async def test_what_fails_is_sent_back_and_holds_up_nothing(
     assert "unlucky" in caplog.text
 
 
+async def forgets_to_await(given) -> object:
+    async def later() -> None: ...
+
+    return later()
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        forgets_to_await,
+        lambda given: forgets_to_await(given),
+        lambda given: (each for each in [given]),
+    ],
+)
+@pytest.mark.parametrize("order", [None, "key"])
+@pytest.mark.parametrize("batch", [False, True])
+async def test_a_callback_of_which_nothing_ran_has_failed(
+    cluster, topic, consumers, caplog, callback, order, batch
+) -> None:
+    await cluster.send(topic, [b"x"], queue_id=0)
+    settings = {"commit_interval_s": 0.05, "retries_in_order_max": 0}
+    await consumers.start(callback=callback, order=order, batch=batch, settings=settings)
+
+    async def is_committed() -> bool:
+        return (await committed(cluster, topic))["b0/0"] == 1
+
+    await until(is_committed)
+    assert "of which nothing ran" in caplog.text
+
+
 async def test_a_retry_comes_with_its_story_and_its_own_topic(cluster, topic, consumers) -> None:
     await cluster.send(topic, [b"one", b"two"], queue_id=3)
     received: list[tuple] = []

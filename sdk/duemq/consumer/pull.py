@@ -72,7 +72,8 @@ class PullConsumer(AsyncClient):
         if group is not None:
             check_group(group)
         self.group = group
-        self.settings = settings or ConsumerSettings()
+        self.settings = ConsumerSettings() if settings is None else settings
+        checks.instance("settings", self.settings, ConsumerSettings)
         self._client = Client(nameserver, self.settings.client)
         # Brokers tell the range of a queue with a group's offset in it; a name of nobody has none.
         self._offsets = OffsetClient(self._client, group or f"nobody-{secrets.token_hex(4)}")

@@ -97,7 +97,15 @@ class PushConsumer(AsyncClient):
         "latest", an aware datetime, ms since the epoch, or "-1h".  `start_from` and `threads`
         override `settings`.  Raises InvalidArgument.
         """
-        check_choices(group=group, callback=callback, order=order, member_name=member_name)
+        check_choices(
+            group=group,
+            callback=callback,
+            order=order,
+            member_name=member_name,
+            settings=settings,
+            batch=batch,
+            broadcast=broadcast,
+        )
         self.group = group
         self.settings = (settings or ConsumerSettings()).changed(
             start_from=start_from, threads=threads

@@ -4,6 +4,7 @@ import re
 import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, Literal, TypedDict
 
 from duemq.errors import InvalidArgument
@@ -119,6 +120,7 @@ class ConsumerSettings:
         checks.number("release_timeout_s", self.release_timeout_s, 0, 3_600)
         checks.number("close_timeout_s", self.close_timeout_s, 0, 3_600)
         checks.number("start_timeout_s", self.start_timeout_s, 0.1, 3_600)
+        checks.instance("client", self.client, ClientSettings)
         for name in ("strategy", "offsets_dir"):
             if not isinstance(getattr(self, name), str):
                 raise checks.wrong(name, getattr(self, name), "text")
@@ -147,11 +149,25 @@ class PushOptions(TypedDict, total=False):
     settings: ConsumerSettings | None
 
 
-def check_choices(*, group: object, callback: object, order: object, member_name: object) -> None:
+def check_choices(
+    *,
+    group: object,
+    callback: object,
+    order: object,
+    member_name: object,
+    settings: object = None,
+    **flags: object,
+) -> None:
     """Raises InvalidArgument for what a push consumer cannot be."""
     check_group(group)
+    for name, value in flags.items():
+        checks.flag(name, value)
+    if settings is not None:
+        checks.instance("settings", settings, ConsumerSettings)
     if not callable(callback):
         raise checks.wrong("callback", callback, "a function of a message, or of a list of them")
+    if isgeneratorfunction(callback) or isasyncgenfunction(callback):
+        raise checks.wrong("callback", callback, "a function without `yield`: nothing would run")
     if order not in (None, "queue", "key"):
         raise checks.wrong("order", order, "queue or key")
     if member_name is None:

@@ -81,6 +81,8 @@ def extras_of(
         text = _utf8("ordering_key", ordering_key)
         encoded += b"\x2a" + varint(len(text)) + text
     if properties:
+        if not isinstance(properties, Mapping):
+            raise checks.wrong("properties", properties, "a mapping of text to text")
         encoded += b"".join(
             property_entry(_utf8("properties", name), _utf8("properties", value))
             for name, value in properties.items()

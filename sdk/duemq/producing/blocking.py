@@ -51,8 +51,8 @@ class Producer(Face):
         message that is not stored, unless its `result` was waited for before; instead of the error
         of `close`.  Raises Unavailable if none answers in `settings.client.connect_timeout_s`.
         """
-        self._settings = settings or ProducerSettings()
-        core = AsyncProducer(nameserver, settings=self._settings)
+        core = AsyncProducer(nameserver, settings=settings)
+        self._settings = core._settings
         core._serve_blocking(on_error)
         self._hosted = Hosted(core, "the producer")
         self._hosted.start()

@@ -85,6 +85,7 @@ class Intake:
 
         Raises InvalidArgument, TooLarge, Overloaded, Closed; Unavailable while no shard is known.
         """
+        checks.flag("if_absent", message.if_absent)
         body, timer_key, properties = body_of(message.body), message.timer_key, message.properties
         options = message.key, message.tag, message.ordering_key, properties, timer_key
         extras: Extras | None = extras_of(*options)

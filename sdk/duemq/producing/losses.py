@@ -11,9 +11,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from duemq.errors import DuemqError, NotAllSent
+from duemq.protocol import checks
 
 if TYPE_CHECKING:
     from duemq.producing.batch import Batch
@@ -32,7 +34,12 @@ class Losses:
     """One producer's.  Owned by the event loop."""
 
     def __init__(self, receipt_of: ReceiptOf, on_error: OnError | None) -> None:
-        """`receipt_of`: makes what `on_error` is given, of a batch and an index."""
+        """`receipt_of`: makes what `on_error` is given, of a batch and an index.
+
+        Raises InvalidArgument for what cannot be called, or of which nothing would run.
+        """
+        if on_error is not None and (not callable(on_error) or iscoroutinefunction(on_error)):
+            raise checks.wrong("on_error", on_error, "a plain function of a receipt and an error")
         self._receipt_of = receipt_of
         self._on_error = on_error
         self._kept: deque[tuple[Batch, DuemqError]] = deque()

@@ -20,6 +20,7 @@ from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts
 from duemq.producing.rescheduling import Rescheduling
 from duemq.producing.sender import Sender
 from duemq.producing.waiting import until_done
+from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
@@ -48,7 +49,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         `on_error`: called in the event loop for each submitted message that is not stored, unless
         its receipt was awaited before; instead of the error of `close`.
         """
-        self._settings = settings or ProducerSettings()
+        self._settings = ProducerSettings() if settings is None else settings
+        checks.instance("settings", self._settings, ProducerSettings)
         self._client = Client(nameserver, self._settings.client)
         self._timer_calls = TimerCalls(self._client)
         self._losses = Losses(AwaitableReceipt, on_error)
@@ -86,6 +88,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         keyed = KeyedIntake(self.outbox, self._timer_calls, sender, settings.send_timeout_s)
         gathered = sender.pump.open, sender.pump.early, self.outbox.arrivals, keyed
         self._unclosed = weakref.finalize(self, log_unanswered, *gathered)
+        # At exit, what is left in a blocking one is sent after that.
+        self._unclosed.atexit = not blocking
         self.intake = Intake(self.outbox, settings.frame_bytes, keyed)
         self.targets = sender.pump.targets
 

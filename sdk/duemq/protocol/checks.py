@@ -57,6 +57,18 @@ def number(field: str, value: object, low: float, high: float) -> None:
         raise wrong(field, value, f"{low:g} to {high:g}")
 
 
+def flag(field: str, value: object) -> None:
+    """True or False; what only counts as one of them is none."""
+    if type(value) is not bool:
+        raise wrong(field, value, "True or False")
+
+
+def instance(field: str, value: object, kind: type) -> None:
+    """Of that class."""
+    if not isinstance(value, kind):
+        raise wrong(field, value, f"a {kind.__name__}")
+
+
 def count(field: str, found: int, low: int, high: int, what: str = "of them") -> None:
     """How many there are; `what` is in the error: `handles: 20000 in a request, at most …`."""
     if not low <= found <= high:

@@ -37,7 +37,7 @@ _SYSTEM_TOPIC = re.compile(
 
 def check_topic(name: str) -> None:
     """Raises InvalidArgument unless `name` may name a topic."""
-    if _SYSTEM_TOPIC.fullmatch(name):
+    if isinstance(name, str) and _SYSTEM_TOPIC.fullmatch(name):
         return
     checks.matches("topic", name, _TOPIC, _TOPIC_RULE)
     if is_system(name):

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 from duemq.consumer.blocking import PushConsumer
+from duemq.consumer.delivery.calling import check_ran
 from duemq.producing.blocking import Producer
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
@@ -49,7 +50,7 @@ class MemoryCluster(ClusterCore[PushConsumer]):
         with self._round():
             while (delivery := self._next(delivered)) is not None:
                 with self._calling(delivery):
-                    delivery.member.callback(delivery.argument)
+                    check_ran(delivery.member.callback(delivery.argument))
                 delivered += len(delivery.messages)
         return delivered
 

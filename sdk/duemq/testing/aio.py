@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from duemq import aio
+from duemq.consumer.delivery.calling import check_ran
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
@@ -40,7 +41,8 @@ class MemoryCluster(ClusterCore[aio.PushConsumer]):
                 with self._calling(delivery):
                     result = delivery.member.callback(delivery.argument)
                     if inspect.isawaitable(result):
-                        await result
+                        result = await result
+                    check_ran(result)
                 delivered += len(delivery.messages)
         return delivered
 

@@ -1,7 +1,15 @@
-"""Client channels: one set of limits and keepalive for every caller of DueMQ."""
+"""Client channels: one set of limits and keepalive for every caller of DueMQ.
+
+gRPC does not survive a fork: its threads are not in the child, whatever the parent had closed
+before, and a call there waits for ever (1.85 with asyncio; its own fork handlers crash or skip).
+"""
+
+import os
 
 import grpc
 import grpc.aio
+
+from duemq.errors import Closed
 
 # Of one gRPC message, either way: a full batch (8 MiB) or pull answer with room to spare.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -49,6 +57,22 @@ _NAMESERVER_OPTIONS = dict(OPTIONS) | {
     PING_TIMEOUT: NAMESERVER_KEEPALIVE_TIMEOUT_MS,
     "grpc.min_reconnect_backoff_ms": NAMESERVER_CONNECT_TIMEOUT_MS,
 }
+
+FORK_REMEDY = "fork before the first client, or start processes by spawn"
+
+_used_in: list[int] = []
+"""The process that first used gRPC in an event loop."""
+
+
+def check_fork() -> None:
+    """Whoever is about to use gRPC in an event loop calls this.
+
+    Raises Closed in a process that was forked from one that had done so.
+    """
+    if not _used_in:
+        _used_in.append(os.getpid())
+    elif _used_in[0] != os.getpid():
+        raise Closed(f"this process was forked after its parent had clients: {FORK_REMEDY}")
 
 
 def connect(address: str) -> grpc.aio.Channel:

@@ -22,6 +22,7 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.protocol import checks
+from duemq.protocol.names import check_topic
 from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerShard
 from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.transport import channel, retrying, status
@@ -50,6 +51,8 @@ def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
     """
     if addresses is None:
         addresses = default_nameserver()
+    if not isinstance(addresses, Sequence) or not all(isinstance(each, str) for each in addresses):
+        raise checks.wrong("nameserver", addresses, "host:port as text, or a list of such")
     parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     named = [part.strip() for part in parts if part.strip()]
     if not named:
@@ -86,7 +89,8 @@ class Client:
     def __init__(
         self, nameserver: Addresses | None = None, settings: ClientSettings | None = None
     ) -> None:
-        self.settings = settings or ClientSettings()
+        self.settings = ClientSettings() if settings is None else settings
+        checks.instance("settings", self.settings, ClientSettings)
         self.nameservers = nameservers_of(nameserver)
         self._watcher: RouteWatcher | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -105,7 +109,9 @@ class Client:
 
         Raises Unavailable if no nameserver answers in `connect_timeout_s`, InvalidArgument as soon
         as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
+        Raises Closed in a process that was forked after its parent had clients.
         """
+        channel.check_fork()
         self._watcher = RouteWatcher(self.nameservers, self._routes)
         self._watcher.on_change(self._routes_changed)
         self._watcher.start()
@@ -266,8 +272,10 @@ class Client:
     ) -> Route:
         """The topic's route; waits for one.  `create`: has the live brokers make the topic first.
 
-        Raises TopicNotFound when nobody serves it in time or brokers do not create topics.
+        Raises TopicNotFound when nobody serves it in time or brokers do not create topics,
+        InvalidArgument for what is no topic's name.
         """
+        check_topic(topic)
         route = self._routes.route(topic)
         if route is not None and route.brokers:
             return route

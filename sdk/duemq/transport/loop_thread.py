@@ -2,7 +2,7 @@
 
 It starts with the first client and ends with the last.  It is a daemon: a client that was never
 closed does not keep the process.  gRPC does not survive a fork: what a child process inherits, and
-what it makes while its parent has a client, answers `Closed` instead of waiting for ever.
+what it makes after its parent had one, answers `Closed` instead of waiting for ever.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from duemq.errors import Closed, Timeout
+from duemq.transport import channel
 from duemq.transport.closing import AsyncClient, Closing
 from duemq.transport.event_loops import new_event_loop
 
@@ -24,7 +25,6 @@ NAME = "duemq-io"
 # To end after the last client closed: cancelled tasks, gRPC's own shutdown.
 STOP_TIMEOUT_S = 5.0
 LINGER_S = 0.02
-FORK_REMEDY = "fork before the first client, or start processes by spawn"
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -49,12 +49,11 @@ class LoopThread:
     def acquire(cls) -> "LoopThread":
         """The process's loop thread; starts it for its first user.
 
-        Raises Closed in a process that was forked while one ran.
+        Raises Closed in a process that was forked after there had been one.
         """
         with cls._lock:
+            channel.check_fork()
             shared = cls._shared
-            if shared is not None and shared.foreign:
-                raise Closed(f"this process was forked while its parent had clients: {FORK_REMEDY}")
             if shared is None:
                 shared = cls._shared = LoopThread()
             shared._users += 1
@@ -104,7 +103,7 @@ class LoopThread:
 
     def _refuse(self) -> None:
         if self.foreign:
-            raise Closed(f"this client belongs to the parent process: {FORK_REMEDY}")
+            raise Closed(f"this client belongs to the parent process: {channel.FORK_REMEDY}")
         if self.inside:
             raise RuntimeError(f"a blocking call inside the thread {NAME}: use duemq.aio there")
         raise Closed("the client is closed")

@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
+import math
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import get_type_hints
 
@@ -150,6 +152,47 @@ def test_settings_are_checked(field, value):
         duemq.ProducerSettings(**{field: value})
     assert (raised.value.field, raised.value.value) == (field, str(value))
     assert raised.value.limit
+
+
+@pytest.mark.parametrize("name", ["ClientSettings", "ConsumerSettings", "ProducerSettings"])
+@pytest.mark.parametrize(
+    "value", [None, "5s", b"x", math.nan, math.inf, 1e30, timedelta(5), [], 5j]
+)
+def test_settings_of_another_type_are_refused(name, value):
+    """Also what would only fail when it is used."""
+    kind = getattr(duemq, name)
+    for setting in dataclasses.fields(kind):
+        if setting.name == "start_from" or (setting.type is str and isinstance(value, str)):
+            continue
+        with pytest.raises(duemq.errors.InvalidArgument) as raised:
+            kind(**{setting.name: value})
+        assert raised.value.field == setting.name
+
+
+@pytest.mark.parametrize("faces", [duemq, aio])
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("settings", lambda faces: faces.Producer("a", settings={"in_flight": 3})),
+        ("settings", lambda faces: faces.Admin("a", settings=5)),
+        ("settings", lambda faces: faces.PullConsumer("g", nameserver="a", settings={})),
+        ("settings", lambda faces: faces.PushConsumer("g", "t", print, settings={})),
+        ("batch", lambda faces: faces.PushConsumer("g", "t", print, batch=100)),
+        ("broadcast", lambda faces: faces.PushConsumer("g", "t", print, broadcast="false")),
+        ("nameserver", lambda faces: faces.Producer(b"127.0.0.1")),
+        ("nameserver", lambda faces: faces.Admin(9876)),
+        ("on_error", lambda faces: faces.Producer("a", on_error=3)),
+        ("on_error", lambda faces: faces.Producer("a", on_error=never_run)),
+    ],
+)
+def test_clients_are_not_made_of_anything_else(faces, field, make):
+    with pytest.raises(duemq.errors.InvalidArgument) as raised:
+        make(faces)
+    assert raised.value.field == field
+
+
+async def never_run(receipt, error):
+    """Nobody awaits what `on_error` returns."""
 
 
 @pytest.mark.parametrize(

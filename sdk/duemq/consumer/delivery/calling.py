@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from duemq.consumer.delivery.workers import Callback
@@ -12,6 +13,23 @@ from duemq.outcomes import errors_of
 from duemq.tracing import meters, processing
 
 _NOT_WATCHED = nullcontext()
+# What calls of `async def` functions and of those with `yield` return: nothing of them ran yet.
+_NOT_BEGUN = CoroutineType, GeneratorType, AsyncGeneratorType
+
+
+def check_ran(answer: object) -> None:
+    """Of what a callback returned.
+
+    Raises TypeError for a coroutine or a generator: nothing of it ran, so nothing is done.
+    """
+    if isinstance(answer, _NOT_BEGUN):
+        kind = type(answer).__name__
+        if isinstance(answer, CoroutineType):
+            answer.close()  # else Python warns that it was never awaited, which this says better
+        raise TypeError(
+            f"the callback returned a {kind}, of which nothing ran: give the coroutine function"
+            " itself, or await what it returns"
+        )
 
 
 class Calling:
@@ -31,7 +49,7 @@ class Calling:
         """
         try:
             with self.span(messages):
-                await self.callback(argument)
+                check_ran(await self.callback(argument))
         except BaseException as error:
             if _ends_the_task(error):
                 raise

@@ -7,7 +7,7 @@ goes on.
 from collections.abc import Sequence
 from time import monotonic
 
-from duemq.consumer.delivery.calling import Calling
+from duemq.consumer.delivery.calling import Calling, check_ran
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk, ProcessQueue
 from duemq.message import Message
@@ -103,9 +103,13 @@ class Caller(Calling):
             try:
                 if watched:
                     with self.span([message]):
-                        callback(message)
+                        answer = callback(message)
+                        if answer is not None:
+                            check_ran(answer)
                 else:
-                    callback(message)
+                    answer = callback(message)
+                    if answer is not None:
+                        check_ran(answer)
             except BaseException as error:
                 _failed(work, [message], error)
             else:
@@ -115,7 +119,7 @@ class Caller(Calling):
         messages = list(work.chunk.messages)
         try:
             with self.span(messages):
-                self.callback(messages)
+                check_ran(self.callback(messages))
         except BaseException as error:
             _failed(work, messages, error)
         else:
@@ -125,7 +129,7 @@ class Caller(Calling):
         messages = [work.chunk.messages[index] for index in indices]
         try:
             with self.span(messages):
-                self.callback(messages if self.batch else messages[0])
+                check_ran(self.callback(messages if self.batch else messages[0]))
         except BaseException as error:
             _failed_again(work, indices, messages, error)
         else:

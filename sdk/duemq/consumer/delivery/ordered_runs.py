@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from math import inf
 
-from duemq.consumer.delivery.calling import Calling
+from duemq.consumer.delivery.calling import Calling, check_ran
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.order_lanes import OrderLanes, Segment
 from duemq.consumer.delivery.workers import Callback
@@ -111,10 +111,10 @@ class OrderedCaller(Calling):
                     run.began_s, enough_s = now_s, now_s + SLICE_S
                 try:
                     if span is None:
-                        callback(entry.message)
+                        check_ran(callback(entry.message))
                     else:
                         with span([entry.message]):
-                            callback(entry.message)
+                            check_ran(callback(entry.message))
                 except BaseException as error:
                     if not _failed(segment, 1, error):
                         break
@@ -129,7 +129,7 @@ class OrderedCaller(Calling):
             messages = [entry.message for entry in segment.entries]
             try:
                 with self.span(messages):
-                    self.callback(messages)
+                    check_ran(self.callback(messages))
             except BaseException as error:
                 _failed(segment, len(messages), error)
             else:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S = 1.0
 
 Callback = Callable[[Any], Any]
-# What users give, as type checkers see it; what it returns is not looked at, or awaited.
+# What users give, as type checkers see it; what it returns is awaited, or only seen by `check_ran`.
 OnMessage = Callable[[Message], object]
 OnMessages = Callable[[list[Message]], object]
 OnEither = Callable[[Message | list[Message]], object]

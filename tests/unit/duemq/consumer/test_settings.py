@@ -98,6 +98,14 @@ def test_a_group_may_start_so_long_ago(start_from: str | int, at: str | int) -> 
     assert resolved(ConsumerSettings(start_from=start_from).start_from, 10_000_000) == at
 
 
+def with_yield(message):
+    yield
+
+
+async def with_yield_and_async(message):
+    yield
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -110,6 +118,8 @@ def test_a_group_may_start_so_long_ago(start_from: str | int, at: str | int) -> 
         ("group", ""),
         ("group", None),
         ("callback", None),
+        ("callback", with_yield),
+        ("callback", with_yield_and_async),
     ],
 )
 def test_a_consumer_that_cannot_be_is_refused_by_field(field: str, value: object) -> None:

@@ -173,6 +173,30 @@ def test_errors_can_be_raised(producer, cluster):
     assert attempts == [0, 1, 2]
 
 
+async def unfinished():
+    """What a callback may give back instead of running it."""
+
+
+def test_a_callback_of_which_nothing_ran_has_failed(cluster, producer):
+    with cluster.push_consumer("g", "t", lambda message: unfinished()):
+        producer.send("t", b"x")
+        cluster.deliver()
+        [retry] = cluster.pending()
+    assert retry.due_ms == cluster.now_ms + 10_000
+
+
+async def test_nor_has_one_that_forgets_to_await():
+    async def forgets(message):
+        return unfinished()
+
+    cluster = testing_aio.MemoryCluster()
+    async with cluster.producer() as producer, cluster.push_consumer("g", "t", forgets):
+        await producer.send("t", b"x")
+        await cluster.deliver()
+        [retry] = cluster.pending()
+    assert retry.due_ms == cluster.now_ms + 10_000
+
+
 def test_an_interrupted_callback_has_not_happened(cluster, producer):
     def interrupted(message):
         raise KeyboardInterrupt
