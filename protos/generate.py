@@ -17,10 +17,12 @@ ETCD = "duemq_server/replication/stores/etcd_v3"
 REPLICATION = "duemq_server/replication/running/v1"
 # What nobody uses; each import would load it, each client would carry it.  Calls without a channel;
 # the servers' half, which serving/server.py makes of the descriptors; a check of gRPC's version,
-# which the distribution requires anyway.
+# which the distribution requires anyway; where each message's descriptor lies in its file's, of
+# which protobuf in pure Python makes a copy if it is asked for one.
 UNUSED = re.compile(
     r"\n\n\n(?:class \w+Servicer\(|def add_\w+_to_server\(| # This class is part of an EXPER)"
     r".*?(?=\n\n\n|\Z)"
+    r"|  _globals\['\w+'\]\._serialized_(?:start|end)=\d+\n"
     r"|import warnings\n|\nGRPC_GENERATED_VERSION = .*?\n    \)\n",
     re.DOTALL,
 )

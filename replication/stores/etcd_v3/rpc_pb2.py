@@ -32,44 +32,4 @@ _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq_server.replication.stores.etcd_v3.rpc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KEYVALUE']._serialized_start=67
-  _globals['_KEYVALUE']._serialized_end=142
-  _globals['_RANGEREQUEST']._serialized_start=144
-  _globals['_RANGEREQUEST']._serialized_end=171
-  _globals['_RANGERESPONSE']._serialized_start=173
-  _globals['_RANGERESPONSE']._serialized_end=225
-  _globals['_PUTREQUEST']._serialized_start=227
-  _globals['_PUTREQUEST']._serialized_end=282
-  _globals['_PUTRESPONSE']._serialized_start=284
-  _globals['_PUTRESPONSE']._serialized_end=297
-  _globals['_REQUESTOP']._serialized_start=299
-  _globals['_REQUESTOP']._serialized_end=423
-  _globals['_RESPONSEOP']._serialized_start=426
-  _globals['_RESPONSEOP']._serialized_end=556
-  _globals['_COMPARE']._serialized_start=559
-  _globals['_COMPARE']._serialized_end=837
-  _globals['_COMPARE_COMPARERESULT']._serialized_start=733
-  _globals['_COMPARE_COMPARERESULT']._serialized_end=759
-  _globals['_COMPARE_COMPARETARGET']._serialized_start=761
-  _globals['_COMPARE_COMPARETARGET']._serialized_end=821
-  _globals['_TXNREQUEST']._serialized_start=840
-  _globals['_TXNREQUEST']._serialized_end=976
-  _globals['_TXNRESPONSE']._serialized_start=978
-  _globals['_TXNRESPONSE']._serialized_end=1055
-  _globals['_LEASEGRANTREQUEST']._serialized_start=1057
-  _globals['_LEASEGRANTREQUEST']._serialized_end=1101
-  _globals['_LEASEGRANTRESPONSE']._serialized_start=1103
-  _globals['_LEASEGRANTRESPONSE']._serialized_end=1148
-  _globals['_LEASEREVOKEREQUEST']._serialized_start=1150
-  _globals['_LEASEREVOKEREQUEST']._serialized_end=1182
-  _globals['_LEASEREVOKERESPONSE']._serialized_start=1184
-  _globals['_LEASEREVOKERESPONSE']._serialized_end=1205
-  _globals['_LEASEKEEPALIVEREQUEST']._serialized_start=1207
-  _globals['_LEASEKEEPALIVEREQUEST']._serialized_end=1242
-  _globals['_LEASEKEEPALIVERESPONSE']._serialized_start=1244
-  _globals['_LEASEKEEPALIVERESPONSE']._serialized_end=1293
-  _globals['_KV']._serialized_start=1295
-  _globals['_KV']._serialized_end=1419
-  _globals['_LEASE']._serialized_start=1422
-  _globals['_LEASE']._serialized_end=1691
 # @@protoc_insertion_point(module_scope)

@@ -33,32 +33,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.admin_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_TOPICCONFIG']._serialized_start=34
-  _globals['_TOPICCONFIG']._serialized_end=104
-  _globals['_CREATETOPICREQUEST']._serialized_start=106
-  _globals['_CREATETOPICREQUEST']._serialized_end=184
-  _globals['_DELETETOPICREQUEST']._serialized_start=186
-  _globals['_DELETETOPICREQUEST']._serialized_end=220
-  _globals['_DELETETOPICRESPONSE']._serialized_start=222
-  _globals['_DELETETOPICRESPONSE']._serialized_end=243
-  _globals['_QUEUECUT']._serialized_start=245
-  _globals['_QUEUECUT']._serialized_end=296
-  _globals['_PURGETOPICREQUEST']._serialized_start=298
-  _globals['_PURGETOPICREQUEST']._serialized_end=365
-  _globals['_LISTTOPICSREQUEST']._serialized_start=367
-  _globals['_LISTTOPICSREQUEST']._serialized_end=402
-  _globals['_LISTTOPICSRESPONSE']._serialized_start=404
-  _globals['_LISTTOPICSRESPONSE']._serialized_end=463
-  _globals['_DESCRIBETOPICREQUEST']._serialized_start=465
-  _globals['_DESCRIBETOPICREQUEST']._serialized_end=501
-  _globals['_QUEUEDESCRIPTION']._serialized_start=504
-  _globals['_QUEUEDESCRIPTION']._serialized_end=639
-  _globals['_TOPICDESCRIPTION']._serialized_start=642
-  _globals['_TOPICDESCRIPTION']._serialized_end=776
-  _globals['_DESCRIBEBROKERREQUEST']._serialized_start=778
-  _globals['_DESCRIBEBROKERREQUEST']._serialized_end=801
-  _globals['_BROKERDESCRIPTION']._serialized_start=804
-  _globals['_BROKERDESCRIPTION']._serialized_end=1025
-  _globals['_BROKERADMIN']._serialized_start=1028
-  _globals['_BROKERADMIN']._serialized_end=1491
 # @@protoc_insertion_point(module_scope)

@@ -33,8 +33,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.error_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_ERRORCODE']._serialized_start=160
-  _globals['_ERRORCODE']._serialized_end=654
-  _globals['_ERROR']._serialized_start=34
-  _globals['_ERROR']._serialized_end=157
 # @@protoc_insertion_point(module_scope)

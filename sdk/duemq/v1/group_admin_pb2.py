@@ -34,32 +34,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.group_admin_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_RETRYPOLICY']._serialized_start=62
-  _globals['_RETRYPOLICY']._serialized_end=186
-  _globals['_EXPONENTIALDELAYS']._serialized_start=188
-  _globals['_EXPONENTIALDELAYS']._serialized_end=263
-  _globals['_GROUPCONFIG']._serialized_start=265
-  _globals['_GROUPCONFIG']._serialized_end=331
-  _globals['_PUTGROUPREQUEST']._serialized_start=333
-  _globals['_PUTGROUPREQUEST']._serialized_end=388
-  _globals['_DELETEGROUPREQUEST']._serialized_start=390
-  _globals['_DELETEGROUPREQUEST']._serialized_end=425
-  _globals['_DELETEGROUPRESPONSE']._serialized_start=427
-  _globals['_DELETEGROUPRESPONSE']._serialized_end=448
-  _globals['_DESCRIBEPROGRESSREQUEST']._serialized_start=450
-  _globals['_DESCRIBEPROGRESSREQUEST']._serialized_end=490
-  _globals['_QUEUEPROGRESS']._serialized_start=493
-  _globals['_QUEUEPROGRESS']._serialized_end=734
-  _globals['_GROUPPROGRESS']._serialized_start=737
-  _globals['_GROUPPROGRESS']._serialized_end=933
-  _globals['_RESETOFFSETSREQUEST']._serialized_start=936
-  _globals['_RESETOFFSETSREQUEST']._serialized_end=1102
-  _globals['_CLONEOFFSETSREQUEST']._serialized_start=1104
-  _globals['_CLONEOFFSETSREQUEST']._serialized_end=1190
-  _globals['_OFFSETCHANGE']._serialized_start=1193
-  _globals['_OFFSETCHANGE']._serialized_end=1343
-  _globals['_RESETOFFSETSRESPONSE']._serialized_start=1345
-  _globals['_RESETOFFSETSRESPONSE']._serialized_end=1408
-  _globals['_GROUPADMIN']._serialized_start=1411
-  _globals['_GROUPADMIN']._serialized_end=1799
 # @@protoc_insertion_point(module_scope)

@@ -34,24 +34,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.message_admin_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_DELIVERYSTATE']._serialized_start=813
-  _globals['_DELIVERYSTATE']._serialized_end=917
-  _globals['_MARKRESENTREQUEST']._serialized_start=66
-  _globals['_MARKRESENTREQUEST']._serialized_end=135
-  _globals['_MARKRESENTRESPONSE']._serialized_start=137
-  _globals['_MARKRESENTRESPONSE']._serialized_end=157
-  _globals['_FINDMESSAGESREQUEST']._serialized_start=160
-  _globals['_FINDMESSAGESREQUEST']._serialized_end=360
-  _globals['_FOUNDMESSAGE']._serialized_start=363
-  _globals['_FOUNDMESSAGE']._serialized_end=496
-  _globals['_FINDMESSAGESRESPONSE']._serialized_start=498
-  _globals['_FINDMESSAGESRESPONSE']._serialized_end=578
-  _globals['_DESCRIBEDELIVERYREQUEST']._serialized_start=580
-  _globals['_DESCRIBEDELIVERYREQUEST']._serialized_end=654
-  _globals['_GROUPDELIVERY']._serialized_start=656
-  _globals['_GROUPDELIVERY']._serialized_end=742
-  _globals['_DESCRIBEDELIVERYRESPONSE']._serialized_start=744
-  _globals['_DESCRIBEDELIVERYRESPONSE']._serialized_end=811
-  _globals['_MESSAGEADMIN']._serialized_start=920
-  _globals['_MESSAGEADMIN']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

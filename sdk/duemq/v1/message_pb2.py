@@ -35,16 +35,4 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
   _globals['_RECORD_PROPERTIESENTRY']._loaded_options = None
   _globals['_RECORD_PROPERTIESENTRY']._serialized_options = b'8\001'
-  _globals['_RECORD']._serialized_start=37
-  _globals['_RECORD']._serialized_end=333
-  _globals['_RECORD_PROPERTIESENTRY']._serialized_start=284
-  _globals['_RECORD_PROPERTIESENTRY']._serialized_end=333
-  _globals['_RETRY']._serialized_start=336
-  _globals['_RETRY']._serialized_end=540
-  _globals['_RECORDBATCH']._serialized_start=542
-  _globals['_RECORDBATCH']._serialized_end=590
-  _globals['_QUEUEREF']._serialized_start=592
-  _globals['_QUEUEREF']._serialized_end=651
-  _globals['_TIMERHANDLE']._serialized_start=653
-  _globals['_TIMERHANDLE']._serialized_end=734
 # @@protoc_insertion_point(module_scope)

@@ -34,16 +34,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_admin_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_LISTTIMEROWNERSREQUEST']._serialized_start=63
-  _globals['_LISTTIMEROWNERSREQUEST']._serialized_end=87
-  _globals['_TIMERQUEUEOWNER']._serialized_start=90
-  _globals['_TIMERQUEUEOWNER']._serialized_end=366
-  _globals['_LISTTIMEROWNERSRESPONSE']._serialized_start=368
-  _globals['_LISTTIMEROWNERSRESPONSE']._serialized_end=476
-  _globals['_RELEASETIMERQUEUESREQUEST']._serialized_start=478
-  _globals['_RELEASETIMERQUEUESREQUEST']._serialized_end=517
-  _globals['_RELEASETIMERQUEUESRESPONSE']._serialized_start=519
-  _globals['_RELEASETIMERQUEUESRESPONSE']._serialized_end=547
-  _globals['_TIMERADMIN']._serialized_start=550
-  _globals['_TIMERADMIN']._serialized_end=747
 # @@protoc_insertion_point(module_scope)

@@ -33,22 +33,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_holds_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_RESUMEPOLICY']._serialized_start=604
-  _globals['_RESUMEPOLICY']._serialized_end=712
-  _globals['_HOLDTIMERSREQUEST']._serialized_start=40
-  _globals['_HOLDTIMERSREQUEST']._serialized_end=111
-  _globals['_HOLDTIMERSRESPONSE']._serialized_start=113
-  _globals['_HOLDTIMERSRESPONSE']._serialized_end=185
-  _globals['_RESUMETIMERSREQUEST']._serialized_start=188
-  _globals['_RESUMETIMERSREQUEST']._serialized_end=324
-  _globals['_RESUMETIMERSRESPONSE']._serialized_start=326
-  _globals['_RESUMETIMERSRESPONSE']._serialized_end=431
-  _globals['_LISTTIMERHOLDSREQUEST']._serialized_start=433
-  _globals['_LISTTIMERHOLDSREQUEST']._serialized_end=456
-  _globals['_TIMERHOLD']._serialized_start=458
-  _globals['_TIMERHOLD']._serialized_end=540
-  _globals['_LISTTIMERHOLDSRESPONSE']._serialized_start=542
-  _globals['_LISTTIMERHOLDSRESPONSE']._serialized_end=602
-  _globals['_TIMERHOLDS']._serialized_start=715
-  _globals['_TIMERHOLDS']._serialized_end=964
 # @@protoc_insertion_point(module_scope)

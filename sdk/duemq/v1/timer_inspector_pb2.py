@@ -35,30 +35,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.timer_inspector_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_TIMERSTATE']._serialized_start=1078
-  _globals['_TIMERSTATE']._serialized_end=1195
-  _globals['_COUNTTIMERSREQUEST']._serialized_start=90
-  _globals['_COUNTTIMERSREQUEST']._serialized_end=125
-  _globals['_COUNTTIMERSRESPONSE']._serialized_start=127
-  _globals['_COUNTTIMERSRESPONSE']._serialized_end=187
-  _globals['_TOPICTIMERS']._serialized_start=190
-  _globals['_TOPICTIMERS']._serialized_end=350
-  _globals['_GETHISTOGRAMREQUEST']._serialized_start=352
-  _globals['_GETHISTOGRAMREQUEST']._serialized_end=403
-  _globals['_TIMERHISTOGRAM']._serialized_start=405
-  _globals['_TIMERHISTOGRAM']._serialized_end=477
-  _globals['_TIMERBUCKET']._serialized_start=479
-  _globals['_TIMERBUCKET']._serialized_end=541
-  _globals['_TIMERINFO']._serialized_start=544
-  _globals['_TIMERINFO']._serialized_end=744
-  _globals['_GETTIMERSREQUEST']._serialized_start=746
-  _globals['_GETTIMERSREQUEST']._serialized_end=804
-  _globals['_GETTIMERSRESPONSE']._serialized_start=806
-  _globals['_GETTIMERSRESPONSE']._serialized_end=862
-  _globals['_LISTTIMERSREQUEST']._serialized_start=865
-  _globals['_LISTTIMERSREQUEST']._serialized_end=1002
-  _globals['_LISTTIMERSRESPONSE']._serialized_start=1004
-  _globals['_LISTTIMERSRESPONSE']._serialized_end=1076
-  _globals['_TIMERINSPECTOR']._serialized_start=1198
-  _globals['_TIMERINSPECTOR']._serialized_end=1506
 # @@protoc_insertion_point(module_scope)

@@ -33,8 +33,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.trace_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_STRINGCOLUMN']._serialized_start=34
-  _globals['_STRINGCOLUMN']._serialized_end=78
-  _globals['_SPANBATCH']._serialized_start=81
-  _globals['_SPANBATCH']._serialized_end=1075
 # @@protoc_insertion_point(module_scope)

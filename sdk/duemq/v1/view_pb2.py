@@ -35,16 +35,4 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'duemq.v1.view_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010duemq.v1P\001Z\020duemq/v1;duemqv1'
-  _globals['_BATCHVIEW']._serialized_start=79
-  _globals['_BATCHVIEW']._serialized_end=356
-  _globals['_SENDREQUESTVIEW']._serialized_start=358
-  _globals['_SENDREQUESTVIEW']._serialized_end=433
-  _globals['_BATCHRESULTVIEW']._serialized_start=436
-  _globals['_BATCHRESULTVIEW']._serialized_end=577
-  _globals['_SENDRESPONSEVIEW']._serialized_start=580
-  _globals['_SENDRESPONSEVIEW']._serialized_end=712
-  _globals['_QUEUERECORDSVIEW']._serialized_start=715
-  _globals['_QUEUERECORDSVIEW']._serialized_end=957
-  _globals['_PULLRESPONSEVIEW']._serialized_start=960
-  _globals['_PULLRESPONSEVIEW']._serialized_end=1097
 # @@protoc_insertion_point(module_scope)
