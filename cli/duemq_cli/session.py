@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from duemq import telemetry
 from duemq.errors import DuemqError, MissingBroker, PartialAnswer
@@ -52,8 +53,13 @@ class Session:
 
     @cached_property
     def nameserver(self) -> str:
-        """Option > environment > context > default.  Raises InvalidArgument for a bad context."""
-        return self.address or contexts.load().nameserver or DEFAULT_NAMESERVER
+        """Option > environment > context > default.  Raises InvalidArgument for a bad context.
+
+        An option that is written and empty names nothing: clients refuse it.
+        """
+        if self.address is not None:
+            return self.address
+        return contexts.load().nameserver or DEFAULT_NAMESERVER
 
     @property
     def client_settings(self) -> ClientSettings:
@@ -115,9 +121,11 @@ class Session:
             telemetry.shutdown()
 
 
-def _set_nameserver(context: click.Context, _: click.Parameter, value: str | None) -> None:
+def _set_nameserver(context: click.Context, option: click.Parameter, value: str | None) -> None:
     session = context.ensure_object(Session)
-    if value:
+    written = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    # The root and its command both look at the environment: it comes after what is written.
+    if value is not None and (written or session.address is None):
         session.address = value
 
 

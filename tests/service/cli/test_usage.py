@@ -226,6 +226,8 @@ def test_contexts_are_used_where_no_address_is_given(
     monkeypatch.setenv("DUEMQ_NAMESERVER", "variable.invalid:2")
     assert "variable.invalid:2" in run(*asked).stderr
     assert nobody in run(*asked, "--nameserver", nobody).stderr
+    assert nobody in run("--nameserver", nobody, *asked).stderr
+    assert "a nameserver is needed" in run("--nameserver", "", *asked).stderr
     rows = [json.loads(line) for line in run("context", "list", "--json").stdout.splitlines()]
     assert [(row["context"], row["current"]) for row in rows] == [
         ("other", True),
