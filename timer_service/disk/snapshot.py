@@ -106,12 +106,13 @@ def take(data_dir: str, disk: Disk) -> Leaving | None:
         except CorruptFile as error:
             damage = error
         seen, payload = payload, checkpoint.load(path, disk)
-        if payload == seen:  # so nothing was deleted, nor made anew under the same name
-            if damage is not None:
-                raise damage
-            return Leaving(payload, files)
+        unchanged = payload == seen  # so nothing was deleted, nor made anew under the same name
+        if unchanged and damage is None:
+            return Leaving(seen, files)
         for each in files:
             each.file.close()
+        if unchanged and damage is not None:
+            raise damage
     raise Unavailable("its period files change all the time: try again")
 
 
