@@ -67,8 +67,10 @@ WIDTHS_MS = (
 )
 WIDEST_MS = 360 * DAY_MS
 SUFFIX = ".due"
-# A load follows the order of due times between blocks up to this much, and saves many small reads.
+# A load follows the order of due times between blocks.  Where that would make it read few rows of
+# each at a time, it follows it up to so much.
 ORDER_SLACK_MS = 1_000
+FEW_ROWS = 64
 PIECE_ROWS_MAX = 4_096  # rows a load takes from one block before it looks at the others
 PIECE_BYTES_MAX = 1024 * 1024
 
@@ -441,21 +443,22 @@ class Load:
             due, number, cursor = heapq.heappop(heap)
             if due >= self._horizon_ms:
                 return
-            horizon = self._horizon_ms
-            if heap:
-                horizon = min(horizon, max(heap[0][0], due) + ORDER_SLACK_MS)
-            piece = self._read(self._blocks[number], cursor, horizon, rows_left)
+            others_ms = max(heap[0][0], due) if heap else self._horizon_ms
+            piece = self._read(self._blocks[number], cursor, others_ms, rows_left)
             self.pieces.append(piece)
             rows_left -= len(piece.rows)
             bytes_left -= len(piece.blob.data)
             if piece.cursor < piece.block.count:
                 heapq.heappush(heap, (piece.next_due_ms, number, piece.cursor))
 
-    def _read(self, each: Block, cursor: int, horizon_ms: int, rows_max: int) -> Piecewise:
+    def _read(self, each: Block, cursor: int, others_ms: int, rows_max: int) -> Piecewise:
         path = os.path.join(self._directory, each.file)
         index = read_index(self._disk, path, each)
         starts = index.starts()
-        end = int(np.searchsorted(index.rows["due_ms"], horizon_ms, side="left"))
+        # Due before the others, and a few more; never beyond the horizon.
+        edges_ms = others_ms + 1, others_ms + ORDER_SLACK_MS, self._horizon_ms
+        in_order, near, end = np.searchsorted(index.rows["due_ms"], edges_ms, side="left").tolist()
+        end = min(end, max(in_order, min(near, cursor + FEW_ROWS)))
         end = min(end, cursor + min(rows_max, PIECE_ROWS_MAX), each.count)
         fits = int(np.searchsorted(starts, starts[cursor] + PIECE_BYTES_MAX, side="right")) - 1
         end = max(cursor + 1, min(end, fits))

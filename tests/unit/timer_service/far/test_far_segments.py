@@ -5,6 +5,7 @@ from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.timer_service.far.far_block import ROWS_MAX
 from duemq_server.timer_service.far.far_segments import (
     DAY_MS,
+    FEW_ROWS,
     HOUR_MS,
     FarSegments,
     Load,
@@ -131,6 +132,32 @@ def test_a_full_period_becomes_several_blocks() -> None:
 
     assert sorted(each.count for each in segments.blocks()) == [1, ROWS_MAX, ROWS_MAX]
     assert len(load(segments, NOW + DAY_MS)) == 2 * ROWS_MAX + 1
+
+
+def also(segments: FarSegments, *due_ms: int) -> None:
+    """Another flush, whose block covers the same time."""
+    flush = segments.flush([timers(*due_ms)], TABLES, NOW)
+    flush.run()
+    segments.flushed(flush)
+
+
+def test_dense_blocks_of_one_time_are_loaded_in_due_order() -> None:
+    dense = [NOW + n // 3 for n in range(300)]
+    segments = segments_with(*dense)
+    also(segments, *dense)
+    while segments.pending:
+        loaded = run(segments, segments.load(NOW + HOUR_MS, 150, MANY))
+        left_ms = segments.next_due_ms() or NOW + HOUR_MS
+        assert max(due_ms for due_ms, _, _ in loaded) - left_ms <= FEW_ROWS // 3 + 1
+
+
+def test_of_sparse_blocks_a_second_is_read_at_once() -> None:
+    sparse = [NOW + 50 * n for n in range(100)]
+    segments = segments_with(*sparse)
+    also(segments, *sparse)
+    load = segments.load(NOW + HOUR_MS, 200, MANY)
+    run(segments, load)
+    assert len(load.pieces) <= 2 * (sparse[-1] - sparse[0]) // 1_000 + 2
 
 
 def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
