@@ -216,7 +216,7 @@ def wide(count: int) -> message_pb2.RecordBatch:
     ("wrong", "code", "field", "text"),
     [
         ({"request_id": b"short"}, "INVALID_ARGUMENT", "request_id", "16 random bytes"),
-        ({"topic": "none"}, "TOPIC_NOT_FOUND", "topic", "no broker serves topic 'none'"),
+        ({"topic": "none"}, "TOPIC_NOT_FOUND", "topic", "serves topic 'none': make it first"),
         ({"topic": "%TRACE%"}, "INVALID_ARGUMENT", "topic", "topics of your own"),
         ({"topic": "a b"}, "INVALID_ARGUMENT", "topic", "1 to 127"),
         ({"queue_id": 2, "broker": "b0"}, "QUEUE_NOT_FOUND", "queue_id", "no queue 2 at broker"),

@@ -25,4 +25,8 @@ async def topic_queues(links: BrokerLinks, topic: str) -> Sequence[Queue]:
         raise Unavailable(
             f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
         )
-    raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
+    raise TopicNotFound(
+        f"no broker serves topic {topic!r}: make it first, as with `duemq topic create`",
+        field="topic",
+        value=topic,
+    )
