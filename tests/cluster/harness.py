@@ -36,11 +36,13 @@ def two_nameservers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
         yield embedded
 
 
-def duemq(nameserver: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def duemq(
+    nameserver: str, *arguments: str, stdin: str = "", wait_s: float = WAIT_S
+) -> subprocess.CompletedProcess[str]:
     """Runs the command line against a cluster."""
     command = [sys.executable, "-m", "duemq_cli", "--nameserver", nameserver, *arguments]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=WAIT_S, check=False
+        command, input=stdin, capture_output=True, text=True, timeout=wait_s, check=False
     )
 
 
