@@ -37,7 +37,8 @@ from duemq_recurring.schedules import Schedules
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
 from duemq_server.timer_service.far.due_counts import DueCounts
-from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
+from duemq_server.timer_service.far.far_segments import FarSegments, Flush
+from duemq_server.timer_service.far.loading import Load
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
