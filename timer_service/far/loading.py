@@ -19,7 +19,7 @@ window.  Windows are bounded by `WINDOWS_BYTES_MAX`; of blocks beyond that the i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import google_crc32c
@@ -33,7 +33,7 @@ from duemq_server.timer_service.far.bodies import Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.reading import Packed, bodies_at, body_starts, in_columns
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import Blob, Hashes, Home, Rows
+from duemq_server.timer_service.timers.rows import Blob, Hashes, Home, Rows, concatenate
 
 WINDOWS_BYTES_MAX = 32 << 20
 WINDOW_BYTES = 512  # of a window, beside its rows
@@ -52,6 +52,35 @@ class Piecewise(NamedTuple):
     sources: list[SourceId]
     targets: list[TargetId]
     blob: Blob
+
+
+class Joined(NamedTuple):
+    """The rows of pieces of one numbering, in one."""
+
+    pieces: list[Piecewise]
+    rows: Rows
+    of: npt.NDArray[np.int32]
+    """Which piece each row is of."""
+
+
+def join(pieces: Iterable[Piecewise]) -> list[Joined]:
+    """Pieces by their numbering of sources and targets: one for all, as a rule."""
+    alike: list[list[Piecewise]] = []
+    for piece in pieces:
+        for group in alike:
+            if (piece.sources, piece.targets) == (group[0].sources, group[0].targets):
+                group.append(piece)
+                break
+        else:
+            alike.append([piece])
+    return [
+        Joined(
+            group,
+            concatenate([piece.rows for piece in group]),
+            np.repeat(np.arange(len(group), dtype=np.int32), [len(piece.rows) for piece in group]),
+        )
+        for group in alike
+    ]
 
 
 class Window:
