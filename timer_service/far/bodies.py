@@ -35,6 +35,7 @@ class Files:
     def __exit__(self, *exception: object) -> None:
         for file in self._open.values():
             file.close()
+        self._open.clear()
 
     def path(self, name: str) -> str:
         """Where a file lies."""
