@@ -110,7 +110,9 @@ def measure(scheduler: Scheduler, pending: int, now_ms: int) -> None:
     for name, parts in (("run", run_s), ("admit", admit_s), ("floor", [floor_s])):
         whole, longest = 1e6 * sum(parts) / pending, 1e3 * max(parts)
         print(f"{name}: us a timer={whole:.2f} longest ms={longest:.1f}")
-    print(f"loads={len(run_s)} pieces={pieces} out_of_order={out_of_order} rss_peak_mb={peak_mb:.0f}")
+    print(
+        f"loads={len(run_s)} pieces={pieces} out_of_order={out_of_order} rss_peak_mb={peak_mb:.0f}"
+    )
 
 
 if __name__ == "__main__":
