@@ -223,7 +223,7 @@ class Housekeeper:
         horizon = scheduler.horizon_ms(now_ms)
         if due is None or due >= now_ms + LOAD_AT * (horizon - now_ms):
             return None
-        if scheduler.dispatcher.waiting >= BACKLOG and scheduler.backlog(now_ms) >= BACKLOG:
+        if scheduler.dispatcher.waiting >= BACKLOG and scheduler.backlog(due, now_ms) >= BACKLOG:
             return None  # no sooner for being in memory, where others find room meanwhile
         if self._short_of_room():
             self._make_room(due, now_ms)

@@ -95,6 +95,7 @@ class Dispatcher:
         self._fence = ""
         self.waiting = 0  # rows in `_ready`, cancelled ones included
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
+        self._latest_ms: dict[int, int] = {}  # by target: due time
         self._routes: Mapping[str, Queues] = {}
         self._routes_known = False
         self._next_queue: dict[tuple[str, str], int] = {}
@@ -108,10 +109,22 @@ class Dispatcher:
 
     # -- what is due ------------------------------------------------------
 
-    def add(self, target: int, ids: Ids) -> None:
-        """Timers of a target are due."""
+    def add(self, target: int, ids: Ids, latest_ms: int = 0) -> None:
+        """Timers of a target are due, the last of them at `latest_ms`."""
+        self._latest_ms[target] = max(self.latest_ms(target), latest_ms)
         self._ready.setdefault(target, deque()).append(ids)
         self.waiting += len(ids)
+
+    def latest_ms(self, target: int) -> int:
+        """When the last of those that wait for a target was due, or one that went; 0: none wait."""
+        return self._latest_ms.get(target, 0) if target in self._ready else 0
+
+    def withdraw(self, target: int) -> Ids:
+        """Takes all that wait for a target, to be added again."""
+        ids = self.ids_of(target)
+        if self._ready.pop(target, None) is not None:
+            self.waiting -= len(ids)
+        return ids
 
     def turns(self) -> list[int]:
         """Every target with something ready, the one served last at the end."""

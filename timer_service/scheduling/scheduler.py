@@ -324,10 +324,18 @@ class Scheduler:
         targets = self.near.table.target[ids]
         distinct = set(targets.tolist())
         if len(distinct) == 1:
-            self.dispatcher.add(distinct.pop(), ids)
+            self._wait(distinct.pop(), ids)
             return
         for target in distinct:
-            self.dispatcher.add(target, ids[targets == target])
+            self._wait(target, ids[targets == target])
+
+    def _wait(self, target: int, ids: Ids) -> None:
+        """Timers of a target wait for their turn: what comes late goes in front of later ones."""
+        due_ms = self.near.table.due_ms
+        if len(ids) and self.dispatcher.latest_ms(target) > int(due_ms[ids].min()):
+            ids = np.concatenate([self.dispatcher.withdraw(target), ids])
+            ids = ids.take(np.argsort(due_ms[ids], kind="stable"))
+        self.dispatcher.add(target, ids, int(due_ms[ids].max(initial=0)))
 
     def _build_batches(self, now_ms: int) -> bool:
         """Cuts batches from the targets in turn; True if there may be more."""
@@ -527,13 +535,19 @@ class Scheduler:
         }
         return max(waiting, key=lambda target: waiting[target], default=None)
 
-    def backlog(self, now_ms: int) -> int:
-        """Due timers that go, one batch after the other."""
+    def backlog(self, due_ms: int, now_ms: int) -> int:
+        """Timers due by `due_ms` that wait and go, one batch after the other."""
         return sum(
-            self.dispatcher.waiting_for(target)
+            self._waiting_by(target, due_ms)
             for target in self.dispatcher.turns()
             if not self.dispatcher.is_stuck(target, self.numbers.targets[target], now_ms)
         )
+
+    def _waiting_by(self, target: int, due_ms: int) -> int:
+        if self.dispatcher.latest_ms(target) <= due_ms:
+            return self.dispatcher.waiting_for(target)
+        due = self.near.table.due_ms[self.dispatcher.ids_of(target)]
+        return int((due <= due_ms).sum())
 
     def begin_park(self, target: int, now_ms: int) -> Flush | None:
         """Takes due timers of a target out of memory, into a job."""

@@ -65,6 +65,25 @@ def test_timers_that_were_due_when_they_were_accepted_are_told_from_late_ones() 
     assert sorted(flag for flags in past_due for flag in flags) == [False, False, True]
 
 
+def test_what_comes_late_goes_in_front_of_what_is_due_later_and_waits() -> None:
+    world = world_with(300, 200)
+    world.set_away({BROKER})
+    world.now_ms += 400
+    world.tick()
+    world.broker.accept([START_MS + 250, START_MS + 100], 10, "any")
+    world.ingest(1)
+    world.tick()
+    scheduler = world.scheduler
+
+    world.set_away(set())
+    assert scheduler.backlog(START_MS + 250, world.now_ms) == 3
+    assert scheduler.backlog(START_MS + 300, world.now_ms) == 4
+    world.tick()
+    batches = [each for lane in scheduler.dispatcher.lanes() for each in lane.unacked]
+    due_ms = [due for each in batches for due in (each.due_ms - START_MS).tolist()]
+    assert due_ms == [100, 200, 250, 300]
+
+
 def test_tick_says_when_to_come_again() -> None:
     world = world_with(100, 5)
 
