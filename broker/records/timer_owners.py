@@ -27,6 +27,7 @@ may wait, until that had the time to say so.
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, NamedTuple
 
 from duemq.errors import FencedTimer, InvalidArgument, Overloaded
@@ -68,12 +69,25 @@ class Service:
         return self.shard < (self.key_shards or self.shards)
 
     def encode(self) -> dict[str, Any]:
-        """As releases before `key_shards` wrote it, as long as there is no difference."""
+        """As releases before `key_shards` wrote it, as long as there is no difference.
+
+        Without `empty`: the release before refuses a field that it does not know, and may have to
+        read this, as a replica that is not upgraded yet or after going back.
+        """
         fields = asdict(self)
-        for later in ("key_shards", "empty"):
-            if not fields[later]:
-                del fields[later]
+        del fields["empty"]
+        if not self.key_shards:
+            del fields["key_shards"]
         return fields
+
+    @staticmethod
+    def decode(fields: Mapping[str, Any], empty: bool) -> "Service":
+        """Of what `encode` gave; what a later release says of it is passed over."""
+        known = {name: fields[name] for name in _SERVICE_FIELDS if name in fields}
+        return Service(**{**known, "empty": empty or known.get("empty", False)})
+
+
+_SERVICE_FIELDS = tuple(each.name for each in dataclass_fields(Service))
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +379,8 @@ class TimerOwners:
     def begin(self, begins: Iterable[tuple[int, int]]) -> None:
         """Somebody had taken queues over up to these offsets."""
         for queue_id, offset in begins:
-            self._begins[queue_id] = max(offset, self.begin_of(queue_id))
+            if queue_id >= 0:  # what the release before made of journal.EMPTY
+                self._begins[queue_id] = max(offset, self.begin_of(queue_id))
 
     def release(self, service_id: int) -> None:
         """The next one that claims the service's queues gets them."""
@@ -376,6 +391,7 @@ class TimerOwners:
 
     def encode(self) -> dict[str, Any]:
         """For the checkpoint."""
+        empty = [claim.service.id for claim in self._claims.values() if claim.service.empty]
         return {
             "claims": [
                 [claim.service.encode(), list(claim.queues), claim.since_ms, claim.released]
@@ -383,15 +399,16 @@ class TimerOwners:
             ],
             "fenced": [[service_id, name] for service_id, name in self._fenced.items()],
             **({"begins": [list(each) for each in self._begins.items()]} if self._begins else {}),
+            **({"empty": empty} if empty else {}),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Puts back what `encode` gave."""
         self._fenced = dict(data.get("fenced", ()))
-        self._begins = dict(data.get("begins", ()))
-        claims = data.get("claims", ())
+        self.begin(data.get("begins", ()))
+        claims, empty = data.get("claims", ()), set(data.get("empty", ()))
         for service, queues, since_ms, _ in claims:
-            self.put(Service(**service), queues, since_ms)
+            self.put(Service.decode(service, service["id"] in empty), queues, since_ms)
         for service, _, _, released in claims:
             if released:
                 self.release(service["id"])

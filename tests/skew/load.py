@@ -9,17 +9,39 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from duemq import Admin
+from duemq import Admin, Producer
 from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.checker import Event, dump, judge
 from tests.cluster.harness import WAIT_S, topic_name, until
 from tests.cluster.history import History
+from tests.cluster.replicated import status
 from tests.skew.releases import Release
 
 MODULE = "tests.skew.client"
 QUEUES = 4
 GOES_ON_S = 90.0
+BALLAST_BODY_BYTES = 64 << 10
+BALLAST_BYTES = 16 << 20
+"""More than a timer service keeps of its log (small_logs.py)."""
+
+
+def ballast(cluster: EmbeddedCluster, shard: str) -> None:
+    """Timers that wait for long, and so many that the shard's log is cut: with their bodies.
+
+    A replica of the shard that is new needs a snapshot then.
+    """
+    until(lambda: bool(cluster.leader(shard)))
+    with Producer(cluster.nameserver) as producer:
+        sent = [
+            producer.submit(
+                "ballast", bytes(BALLAST_BODY_BYTES), delay="30d", timer_key=f"{number}"
+            )
+            for number in range(BALLAST_BYTES // BALLAST_BODY_BYTES)
+        ]
+        for each in sent:
+            each.result(WAIT_S)
+    until(lambda: status(cluster, cluster.leader(shard) or cluster.names("timer")[0]).log_start > 0)
 
 
 class Load:

@@ -38,8 +38,8 @@ class MixedCluster(EmbeddedCluster):
 
     def _command(self, member: Member) -> list[str]:
         command = super()._command(member)
-        assert command[0] == sys.executable
-        return self.release(member.name).python(*command[1:])
+        assert command[:2] == [sys.executable, "-m"]
+        return self.release(member.name).python("-m", "tests.skew.small_logs", *command[3:])
 
     def _note(self, event: ClusterEvent) -> None:
         if event.event in ("died", "failed"):

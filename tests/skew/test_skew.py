@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.skew.load import Load, at_work
+from tests.skew.load import Load, at_work, ballast
 from tests.skew.mixed_cluster import MixedCluster
 from tests.skew.releases import HERE, NotHere, Release, check_out, default
 
@@ -48,7 +48,7 @@ def cluster(old: Release, tmp_path: Path) -> Iterator[MixedCluster]:
         nameservers=2,
         brokers=2,
         replicas=REPLICAS,
-        flags=dict.fromkeys(("broker", "timer"), flags),
+        flags={"broker": flags, "timer": (*flags, "--memtable-rows-max", "64")},
     ) as mixed:
         yield mixed
         assert mixed.deaths == []
@@ -99,6 +99,7 @@ def test_a_replica_loses_its_disk_between_two_releases(
 ) -> None:
     directory = tmp_path / "clients"
     directory.mkdir()
+    ballast(cluster, "timer-0")
     with at_work(cluster, directory, [old, HERE]) as load:
         for leads, follows in ((old, HERE), (HERE, old)):
             for group in GROUPS:
