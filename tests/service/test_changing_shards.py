@@ -25,6 +25,7 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.edge import broker_link
 from duemq_server.timer_service.edge.others.other_shards import Answered, Located, OtherShards
 from tests.crash.faulty_disk import FaultyDisk
 from tests.service.cli.commands import rows, run
@@ -562,6 +563,21 @@ async def test_what_a_shard_that_left_holds_is_missed_while_it_is_away(
         [count] = await admin.count_timers(TOPIC)
         assert count.pending == 1
         assert (await shards.running[0].cancel(handle))[0].outcome == timer_pb2.UNKNOWN
+
+
+async def test_a_shard_that_leaves_says_at_once_that_it_holds_nothing(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with its next claim: whoever kills it before that would leave it missing."""
+    handle = await shrunk(cluster, shards)
+    owners = cluster.brokers["b0"].store.timer_owners
+    await until(lambda: "t1" in {each.name for each in owners.holders()})
+    monkeypatch.setattr(broker_link, "CLAIM_INTERVAL_S", 3600.0)
+    await shards.start(1, 1)
+    links = shards.running[1].service._links
+    await until(lambda: links.holders is not None)  # it has claimed
+    assert (await shards.running[1].cancel(handle))[0].outcome == timer_pb2.CANCELLED
+    await until(lambda: "t1" not in {each.name for each in owners.holders()})
 
 
 async def test_a_shard_that_keeps_keys_and_has_no_queues_has_no_twin(
