@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any, NamedTuple
 
-from duemq.errors import FencedTimer, InvalidArgument, Overloaded
+from duemq.errors import FencedTimer, InvalidArgument, Overloaded, Unavailable
 from duemq.protocol import checks, timer_keys
 from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
 
@@ -214,7 +214,8 @@ class TimerOwners:
         """What becomes of the claim.
 
         Raises FencedTimer if another service of the same shard has a queue or waits for it, or if
-        the service divides timer keys over another number of shards; InvalidArgument, Overloaded.
+        the service divides timer keys over another number of shards; Unavailable if nobody has
+        said yet over how many; InvalidArgument, Overloaded.
         """
         wanted = tuple(queues)
         _check_service(service, wanted)
@@ -264,8 +265,19 @@ class TimerOwners:
         return 0
 
     def _divided(self, service: Service) -> Service:
-        """With the number of shards that keys are divided over.  Raises FencedTimer."""
+        """With the number of shards that keys are divided over.  Raises FencedTimer, Unavailable.
+
+        Where nobody has said it, who does not know it must not decide it, unless it is shard 0,
+        which is there from the first start on: others may be new to a cluster of fewer, of which
+        this broker, new as well, has heard nothing.
+        """
         known, said = self.key_shards, service.key_shards
+        if not known and said == NOT_KNOWN and service.shard:
+            raise Unavailable(
+                f"key_shards: {service} is new, as this broker is: shard 0 is to claim first, which"
+                " knows how many shards timer keys are divided over",
+                field="key_shards",
+            )
         divided = (known if said == NOT_KNOWN else said) or service.shards
         if known and divided != known:
             raise FencedTimer(

@@ -653,6 +653,29 @@ async def test_keys_stay_divided_where_a_new_broker_is_the_first_that_a_new_shar
     assert second.service.place.key_shards == 1
 
 
+async def test_keys_stay_divided_where_all_that_a_new_shard_can_ask_is_new(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """Nameservers that were started anew know nobody who is away."""
+    await shards.start(0, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES and bool(cluster.registry.timers))
+    await stopped_long_ago(cluster, shards, 0)
+    await cluster.stop_broker("b0")
+    await cluster.start_broker("a0")
+    new = cluster.brokers["a0"].store.timer_owners
+    second = await shards.start(1, 2)
+    links = second.service._links
+    await until(lambda: any("claim a0" in about for about in links._said_s))
+    assert (second.service.place.key_shards, new.key_shards, new.ids()) == (0, 0, [])
+
+    await cluster.start_broker("b0")
+    await shards.start(0, 2)
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    await until(lambda: len(new.ids()) == 2)
+    assert (second.service.place.key_shards, new.key_shards) == (1, 1)
+    assert links.refusals == shards.running[0].service._links.refusals == {}
+
+
 async def test_a_new_shard_whose_disk_is_full_claims_again(
     cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:

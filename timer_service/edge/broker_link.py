@@ -163,7 +163,8 @@ class BrokerLink:
             self._links.claims_changed()
             return backoff.next_s()
         except (DuemqError, StorageError) as error:
-            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            away = isinstance(error, Unavailable) and error.field != "key_shards"
+            level = logging.DEBUG if away else logging.WARNING
             text = "broker %s, queues not claimed: %s"
             self._links.say(f"claim {self.broker.name}", level, text, self.broker.name, error)
             return backoff.next_s()

@@ -114,10 +114,9 @@ class BrokerLinks:
         return {each.shard: each.name for those in told for each in those}
 
     async def learn(self, key_shards: int) -> None:
-        """A broker says what timer keys are divided over; a release before that does not."""
+        """A broker says what timer keys are divided over."""
         if not self.place.key_shards:
-            known = key_shards or self._routes.key_shards or self.place.shards
-            await asyncio.to_thread(self.place.learn, known)
+            await asyncio.to_thread(self.place.learn, key_shards or self._routes.key_shards)
             self.on_claims()
 
     @property

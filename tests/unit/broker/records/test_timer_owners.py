@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from duemq.errors import FencedTimer, InvalidArgument
+from duemq.errors import FencedTimer, InvalidArgument, Unavailable
 from duemq.protocol.limits import SHARDS_MAX
 from duemq_server.broker.records.timer_owners import (
     ALIVE_MS,
@@ -66,12 +66,22 @@ def test_keys_are_divided_over_as_many_shards_as_there_were_first(service: Servi
 
 def test_who_does_not_know_how_keys_are_divided_is_told() -> None:
     owners = TimerOwners()
-    first = owners.check_claim(Service(T2.id, "t2", 1, 2, NOT_KNOWN), [1], NOW_MS).service
-    assert first == Service(T2.id, "t2", 1, 2)  # as releases before this one say it
+    first = owners.check_claim(Service(T1.id, "t1", 0, 2, NOT_KNOWN), [0], NOW_MS).service
+    assert first == Service(T1.id, "t1", 0, 2)  # as releases before this one say it
     owners = claimed()
     assert owners.key_shards == 1
     later = owners.check_claim(Service(T2.id, "t2", 1, 2, NOT_KNOWN), [], NOW_MS).service
     assert later == Service(T2.id, "t2", 1, 2, 1)
+
+
+def test_a_new_shard_does_not_decide_what_keys_are_divided_over() -> None:
+    """At a broker that is new as well: the cluster may have had one shard so far."""
+    owners, new = TimerOwners(), Service(T2.id, "t2", 1, 2, NOT_KNOWN)
+    with pytest.raises(Unavailable, match="shard 0 is to claim first"):
+        owners.check_claim(new, [1], NOW_MS)
+    found = owners.check_claim(Service(T1.id, "t1", 0, 2, 1), [0], NOW_MS)
+    owners.put(found.service, found.granted, NOW_MS)
+    assert owners.check_claim(new, [1], NOW_MS).service == Service(T2.id, "t2", 1, 2, 1)
 
 
 NEW_T1 = Service(T1.id, "t1", 0, 2, 1)
