@@ -37,7 +37,7 @@ class TimerAdminServicer:
         ends = {each.queue_id: each.offset for each in request.ends}
         checks.count("formers", len(request.formers), 0, FORMERS_MAX, "in a request")
         decision, settled = self._store.claim_timer_queues(
-            service, request.queue_ids, self._now_ms(), ends, request.formers
+            service, request.queue_ids, self._now_ms(), ends, request.formers, request.epoch
         )
         await self._commits.wait(settled)
         return broker_pb2.ClaimTimerQueuesResponse(

@@ -20,9 +20,13 @@ its shard.
 Who waits for a hand-over comes before any other data directory of the same shard, for as long as
 it is alive: else the moment of the hand-over would decide between the two.
 
-Claims, hand-overs and releases are entries of the log (journal.py).  Who waits, and who was seen or
-refused when, is not.  So a broker that starts anew takes any service that it knows for one that
-may wait, until that had the time to say so.
+Of a service with replicas whoever led before, and is late, claims and hands over nothing: what the
+one that leads has taken over since, the next owner would take over, too.  The first claim after a
+start hands over nothing, either: it may be such a one, and the next comes in a moment.
+
+Claims, hand-overs and releases are entries of the log (journal.py).  Who waits, who leads in which
+epoch, and who was seen or refused when, is not.  So a broker that starts anew takes any service
+that it knows for one that may wait, until that had the time to say so.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -129,6 +133,7 @@ class TimerOwners:
         self._seen_ms: dict[int, int] = {}
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
         self._waiting: set[int] = set()  # ids; for queues that another shard has
+        self._epochs: dict[int, int] = {}  # of those with replicas
         self._awaited_ms: dict[int, int] = {}  # from when on those were missed that nobody has seen
 
     # -- questions --------------------------------------------------------------------------------
@@ -199,6 +204,19 @@ class TimerOwners:
                 limit=other.id,
             )
 
+    def _check_epoch(self, service: Service, epoch: int) -> bool:
+        """Whether it is the first one of its service that is heard of.  Raises Unavailable."""
+        known = self._epochs.get(service.id, 0)
+        if 0 < epoch < known:
+            raise Unavailable(
+                f"epoch: another replica of {service} leads, since epoch {known}; the one that"
+                f" claims led in epoch {epoch}",
+                field="epoch",
+                value=epoch,
+                limit=known,
+            )
+        return epoch > 0 and not known
+
     def _away_ms(self, service_id: int, now_ms: int) -> int:
         return now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
 
@@ -210,16 +228,19 @@ class TimerOwners:
             return False
         return 0 <= now_ms - since_ms < ALIVE_MS
 
-    def check_claim(self, service: Service, queues: Iterable[int], now_ms: int) -> Decision:
-        """What becomes of the claim.
+    def check_claim(
+        self, service: Service, queues: Iterable[int], now_ms: int, epoch: int = 0
+    ) -> Decision:
+        """What becomes of the claim.  `epoch`: in which the claimant leads; 0: it has no replicas.
 
         Raises FencedTimer if another service of the same shard has a queue or waits for it, or if
         the service divides timer keys over another number of shards; Unavailable if nobody has
-        said yet over how many; InvalidArgument, Overloaded.
+        said yet over how many, or if another replica leads now; InvalidArgument, Overloaded.
         """
         wanted = tuple(queues)
         _check_service(service, wanted)
         self.check_not_fenced(service.id)
+        first = self._check_epoch(service, epoch)
         waits: dict[int, Service] = {}
         for queue_id in wanted:
             owner = self._claims.get(self._owners.get(queue_id, 0))
@@ -237,10 +258,12 @@ class TimerOwners:
                 limit=SERVICES_MAX,
             )
         self._seen_ms[service.id] = now_ms
+        if epoch:
+            self._epochs[service.id] = epoch
         self._note_waiting(service.id, bool(waits))
         known = self._claims.get(service.id)
         before = known.queues if known is not None else ()
-        leaves = tuple(queue for queue in before if not service.has(queue))
+        leaves = () if first else tuple(queue for queue in before if not service.has(queue))
         granted = tuple(queue for queue in wanted if queue not in waits)
         if len(leaves) < len(before) or granted or service.keeps_keys:
             service = replace(service, empty=False)

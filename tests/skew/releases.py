@@ -56,7 +56,10 @@ def check_out(revision: str, directory: Path) -> Release:
             " A shallow clone lacks what is older: `git fetch --unshallow` brings it;"
             " FROM=<revision> names another one"
         )
-    archive = _git("archive", revision, *PACKAGES, "requirements", *_linked(revision))
+    folders = set(_list(revision)) & {*PACKAGES, "requirements"}
+    linked = _list(f"{revision}:server/duemq_server")  # the packages of the server
+    folders.update(name for name in linked if not name.endswith(".py"))
+    archive = _git("archive", revision, *sorted(folders))
     if archive.returncode:
         raise NotHere(f"{revision} cannot be checked out: {archive.stderr.decode().strip()}")
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
@@ -64,7 +67,12 @@ def check_out(revision: str, directory: Path) -> Release:
     others = differing((directory / PINS).read_text(encoding="utf-8"))
     if others:
         raise NotHere(f"{revision} needs other packages than are installed: {', '.join(others)}")
-    return Release("old", directory)
+    release = Release("old", directory)
+    command = release.python("-c", "import duemq_server.broker as found; print(found.__file__)")
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if not found.startswith(str(directory)):
+        raise NotHere(f"{revision} is not what runs, but {found.strip()}")
+    return release
 
 
 def differing(requirements: str) -> list[str]:
@@ -82,10 +90,8 @@ def _installed() -> Sequence[metadata.Distribution]:
     return list(metadata.distributions())
 
 
-def _linked(revision: str) -> list[str]:
-    """The folders that are the packages of the server."""
-    listed = _git("ls-tree", "--name-only", f"{revision}:server/duemq_server").stdout.decode()
-    return [name for name in listed.splitlines() if not name.endswith(".py")]
+def _list(tree: str) -> list[str]:
+    return _git("ls-tree", "--name-only", tree).stdout.decode().splitlines()
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[bytes]:

@@ -144,7 +144,7 @@ class BrokerLink:
         """
         end_s = quiet_s + asyncio.get_running_loop().time()
         tells = self._links.place.leaves and not self._told_empty
-        while not (tells and self._shard.scheduler.ledger.empty):
+        while not (tells and self._links.empty):
             left_s = end_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
@@ -195,6 +195,7 @@ class BrokerLink:
         request = broker_pb2.ClaimTimerQueuesRequest(
             service=self._links.service,
             queue_ids=queues,
+            epoch=self._links.epoch,
             ends=await self._ends(),
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
         )
