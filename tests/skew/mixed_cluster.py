@@ -26,10 +26,13 @@ class MixedCluster(EmbeddedCluster):
         """In which a member runs, or starts next."""
         return self._releases.get(name, self._first)
 
-    def move(self, name: str, release: Release, *, new_disk: bool = False) -> None:
-        """Stops a member cleanly, and starts it in another release."""
-        code = self.stop_member(name)
-        if code:
+    def move(
+        self, name: str, release: Release, *, new_disk: bool = False, kill: bool = False
+    ) -> None:
+        """Stops a member cleanly, or by kill -9, and starts it in another release."""
+        if kill:
+            self.kill(name, restart=False)
+        elif code := self.stop_member(name):
             self.deaths.append(f"{name} ({self.release(name).name}) was stopped: exit code {code}")
         if new_disk:
             shutil.rmtree(self.data_dir(name))

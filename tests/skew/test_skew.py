@@ -73,16 +73,18 @@ def _by_role(cluster: MixedCluster, group: str) -> list[str]:
 ORDERS = {"followers": followers_first, "leaders": leaders_first}
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "kill"), [("followers", False), ("leaders", False), ("leaders", True)]
+)
 def test_a_cluster_is_upgraded_and_goes_back_while_it_works(
-    cluster: MixedCluster, old: Release, order: str, tmp_path: Path
+    cluster: MixedCluster, old: Release, order: str, kill: bool, tmp_path: Path
 ) -> None:
     directory = tmp_path / "clients"
     directory.mkdir()
     with at_work(cluster, directory, [old, HERE]) as load:
         for release in (HERE, old):
             for name in ORDERS[order](cluster):
-                _move(cluster, load, name, release)
+                _move(cluster, load, name, release, kill=kill)
 
 
 def _move(cluster: MixedCluster, load: Load, name: str, release: Release, **how: bool) -> None:
