@@ -29,97 +29,18 @@ epoch, and who was seen or refused when, is not.  So a broker that starts anew t
 that it knows for one that may wait, until that had the time to say so.
 """
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable
+from dataclasses import replace
+from typing import Any
 
 from duemq.errors import FencedTimer, InvalidArgument, Overloaded, Unavailable
-from duemq.protocol import checks, timer_keys
-from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
+from duemq_server.broker.records import timer_claims
+from duemq_server.broker.records.timer_claims import NOT_KNOWN, Claim, Decision, Service
 
 # Claimed ids, fenced ones included.
 SERVICES_MAX = 4_096
-NAME_CHARACTERS_MAX = 255
 # An owner that was here more recently is alive: its queues are not released.
 ALIVE_MS = 60_000
-NOT_KNOWN = -1
-"""Of `key_shards`, to a service that has not heard of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A timer service, by its data directory."""
-
-    id: int
-    name: str
-    shard: int
-    shards: int
-    key_shards: int = 0
-    """Shards that timer keys are divided over; 0: as many as `shards`."""
-    empty: bool = False
-    """It holds no timers, and is in a claim here without queues that keeps no keys."""
-
-    def __str__(self) -> str:
-        return f"{self.name} (shard {self.shard} of {self.shards}, id {self.id:016x})"
-
-    def has(self, queue_id: int) -> bool:
-        """Whether the queue is one of its shard's."""
-        return timer_keys.shard_of_queue(queue_id, self.shards) == self.shard
-
-    @property
-    def keeps_keys(self) -> bool:
-        """Whether its shard keeps timer keys and schedules: for good, whatever else it has."""
-        return self.shard < (self.key_shards or self.shards)
-
-    def encode(self) -> dict[str, Any]:
-        """As releases before `key_shards` wrote it, as long as there is no difference.
-
-        Without `empty`: the release before refuses a field that it does not know, and may have to
-        read this, as a replica that is not upgraded yet or after going back.
-        """
-        fields = asdict(self)
-        del fields["empty"]
-        if not self.key_shards:
-            del fields["key_shards"]
-        return fields
-
-    @staticmethod
-    def decode(fields: Mapping[str, Any], empty: bool) -> "Service":
-        """Of what `encode` gave; what a later release says of it is passed over."""
-        known = {name: fields[name] for name in _SERVICE_FIELDS if name in fields}
-        return Service(**{**known, "empty": empty or known.get("empty", False)})
-
-
-_SERVICE_FIELDS = tuple(each.name for each in dataclass_fields(Service))
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Queues that a service has claimed, and when."""
-
-    service: Service
-    queues: tuple[int, ...]
-    since_ms: int
-    released: bool = False
-
-    @property
-    def holds(self) -> bool:
-        """Whether there may be timers that only this service has."""
-        return not (self.released or self.service.empty)
-
-
-class Decision(NamedTuple):
-    """What becomes of a claim."""
-
-    service: Service
-    granted: tuple[int, ...]
-    waits: Mapping[int, Service]
-    """Owners of the other queues, which have not handed them over."""
-    leaves: tuple[int, ...]
-    """Queues that the service hands over."""
-    changes: bool
-    """Whether it owns other queues then, or says other things of itself."""
 
 
 class TimerOwners:
@@ -238,7 +159,7 @@ class TimerOwners:
         said yet over how many, or if another replica leads now; InvalidArgument, Overloaded.
         """
         wanted = tuple(queues)
-        _check_service(service, wanted)
+        timer_claims.check(service, wanted)
         self.check_not_fenced(service.id)
         first = self._check_epoch(service, epoch)
         waits: dict[int, Service] = {}
@@ -447,19 +368,3 @@ class TimerOwners:
         for service, _, _, released in claims:
             if released:
                 self.release(service["id"])
-
-
-def _check_service(service: Service, queues: tuple[int, ...]) -> None:
-    checks.at_least("service.id", service.id, SERVICE_IDS_FROM)
-    checks.length("service.name", service.name, 1, NAME_CHARACTERS_MAX)
-    checks.between("service.shards", service.shards, 1, SHARDS_MAX)
-    checks.between("service.shard", service.shard, 0, SHARDS_MAX - 1)
-    checks.between("service.key_shards", service.key_shards, NOT_KNOWN, SHARDS_MAX)
-    for queue_id in queues:
-        if not service.has(queue_id):
-            raise checks.wrong(
-                "queue_ids",
-                queue_id,
-                f"queues of shard {service.shard} of {service.shards}; this one is of shard"
-                f" {timer_keys.shard_of_queue(queue_id, service.shards)}",
-            )

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import group_configs
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress

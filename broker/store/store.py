@@ -35,7 +35,7 @@ from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records import due_times, refused_fires, timer_queues
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
-from duemq_server.broker.records.timer_owners import Decision, Service
+from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig

@@ -5,15 +5,9 @@ from dataclasses import replace
 import pytest
 
 from duemq.errors import FencedTimer, InvalidArgument, Unavailable
-from duemq.protocol.limits import SHARDS_MAX
-from duemq_server.broker.records.timer_owners import (
-    ALIVE_MS,
-    NOT_KNOWN,
-    SERVICE_IDS_FROM,
-    Decision,
-    Service,
-    TimerOwners,
-)
+from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
+from duemq_server.broker.records.timer_claims import NOT_KNOWN, Decision, Service
+from duemq_server.broker.records.timer_owners import ALIVE_MS, TimerOwners
 
 T1 = Service(SERVICE_IDS_FROM + 1, "t1", 0, 1)
 T2 = Service(SERVICE_IDS_FROM + 2, "t2", 0, 1)

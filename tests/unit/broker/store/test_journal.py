@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 
 from duemq.protocol.limits import SERVICE_IDS_FROM
-from duemq_server.broker.records.timer_owners import Service, TimerOwners
+from duemq_server.broker.records.timer_claims import Service
+from duemq_server.broker.records.timer_owners import TimerOwners
 from duemq_server.broker.store import journal
 
 LEAVING = Service(SERVICE_IDS_FROM, "t2", 1, 1, empty=True)
