@@ -71,11 +71,11 @@ def _by_role(cluster: MixedCluster, group: str) -> list[str]:
 
 
 ORDERS = {"followers": followers_first, "leaders": leaders_first}
+CASES = [("followers", False), ("leaders", True), *([("leaders", False)] if FROM else [])]
+"""In which order, and whether by kill -9; one case more in `make skew`."""
 
 
-@pytest.mark.parametrize(
-    ("order", "kill"), [("followers", False), ("leaders", False), ("leaders", True)]
-)
+@pytest.mark.parametrize(("order", "kill"), CASES)
 def test_a_cluster_is_upgraded_and_goes_back_while_it_works(
     cluster: MixedCluster, old: Release, order: str, kill: bool, tmp_path: Path
 ) -> None:
