@@ -11,7 +11,7 @@ RUN := .venv/bin/python -m
 # more than processors: half of the time they wait for processes that start, die and come back.
 TESTS := pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas simulate fuzz bench chart clients page-test kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas skew simulate fuzz bench chart clients page-test kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -88,6 +88,9 @@ prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA
 	FAILOVER_STEPS=$${FAILOVER_STEPS:-100} HAND_OVERS=$${HAND_OVERS:-50} $(RUN) pytest -q -s tests/cluster/test_failover.py
 	BLACK_HOLES=$${BLACK_HOLES:-40} $(RUN) pytest -q -s tests/cluster/test_black_holes.py
 	$(RUN) pytest -q -s tests/cluster/test_partitions.py tests/cluster/test_full_disks.py
+
+skew: setup ## Upgrades a cluster under load, process after process, and goes back (FROM=<revision>, by default the last release; SKEW_REPLICAS).
+	SKEW_FROM=$${FROM:-$$(cat tests/skew/last-release)} $(RUN) pytest -q -s -n0 tests/skew
 
 simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST on).
 	SIMULATION_SEEDS=$${SEEDS:-20000} SIMULATION_FIRST=$${FIRST:-1000} $(RUN) pytest -q tests/simulation -k history --timeout=0

@@ -58,8 +58,8 @@ class BrokerReplica:
         """As Upkeep looks at it."""
         return short_of_space(self._disk, self._settings.data_dir, self._settings.free_bytes_min)
 
-    def snapshot(self) -> io.BytesIO | None:
-        """The payload of the last checkpoint."""
+    def snapshot(self, older: bool) -> io.BytesIO | None:
+        """The payload of the last checkpoint, which older releases know as it is."""
         path = os.path.join(self._settings.data_dir, recovery.CHECKPOINT)
         payload = checkpoint.load(path, self._disk)
         return io.BytesIO(payload) if payload is not None else None

@@ -105,6 +105,11 @@ class LogLoop:
         self._stir()
 
     @property
+    def position(self) -> int:
+        """Up to where the core knows that the log is committed."""
+        return self._position
+
+    @property
     def replicated(self) -> bool:
         """Whether others hold the log, too."""
         return self._bounded is not None

@@ -118,6 +118,8 @@ class TimerService:
         self._routes = RouteWatcher(settings.nameservers)
         self._others = OtherShards(self._routes.cache, settings.name, self.place)
         self._links = BrokerLinks(self.shard, self._routes.cache, settings, self.place)
+        if self._leading is not None:
+            self._links.epoch = self._leading.leader.epoch
         self._others.holders = lambda: self._links.holders
         self._links.before_first_fetch = HoldsOfOthers(self.shard, self._others, self.place).adopt
         self._links.on_claims = self._claims_changed.set

@@ -55,6 +55,7 @@ class TimerReplica:
         """As Housekeeper looks at it."""
         return short_of_space(self._disk, self._settings.data_dir, self._settings.free_bytes_min)
 
-    def snapshot(self) -> Leaving | None:
+    def snapshot(self, older: bool) -> Leaving | None:
         """Of the last checkpoint; see snapshot.py."""
-        return snapshot.take(self._settings.data_dir, self._disk)
+        version = snapshot.VERSION_1 if older else snapshot.VERSION
+        return snapshot.take(self._settings.data_dir, self._disk, version)

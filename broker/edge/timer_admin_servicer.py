@@ -6,7 +6,7 @@ from typing import Any
 from duemq.protocol import checks, names
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.records.timer_owners import Decision, Service
+from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.replication.protocol.record import FORMERS_MAX
@@ -37,7 +37,7 @@ class TimerAdminServicer:
         ends = {each.queue_id: each.offset for each in request.ends}
         checks.count("formers", len(request.formers), 0, FORMERS_MAX, "in a request")
         decision, settled = self._store.claim_timer_queues(
-            service, request.queue_ids, self._now_ms(), ends, request.formers
+            service, request.queue_ids, self._now_ms(), ends, request.formers, request.epoch
         )
         await self._commits.wait(settled)
         return broker_pb2.ClaimTimerQueuesResponse(

@@ -20,88 +20,27 @@ its shard.
 Who waits for a hand-over comes before any other data directory of the same shard, for as long as
 it is alive: else the moment of the hand-over would decide between the two.
 
-Claims, hand-overs and releases are entries of the log (journal.py).  Who waits, and who was seen or
-refused when, is not.  So a broker that starts anew takes any service that it knows for one that
-may wait, until that had the time to say so.
+Of a service with replicas whoever led before, and is late, claims and hands over nothing: what the
+one that leads has taken over since, the next owner would take over, too.  The first claim after a
+start hands over nothing, either: it may be such a one, and the next comes in a moment.
+
+Claims, hand-overs and releases are entries of the log (journal.py).  Who waits, who leads in which
+epoch, and who was seen or refused when, is not.  So a broker that starts anew takes any service
+that it knows for one that may wait, until that had the time to say so.
 """
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable
+from dataclasses import replace
+from typing import Any
 
-from duemq.errors import FencedTimer, InvalidArgument, Overloaded
-from duemq.protocol import checks, timer_keys
-from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
+from duemq.errors import FencedTimer, InvalidArgument, Overloaded, Unavailable
+from duemq_server.broker.records import timer_claims
+from duemq_server.broker.records.timer_claims import NOT_KNOWN, Claim, Decision, Service
 
 # Claimed ids, fenced ones included.
 SERVICES_MAX = 4_096
-NAME_CHARACTERS_MAX = 255
 # An owner that was here more recently is alive: its queues are not released.
 ALIVE_MS = 60_000
-NOT_KNOWN = -1
-"""Of `key_shards`, to a service that has not heard of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A timer service, by its data directory."""
-
-    id: int
-    name: str
-    shard: int
-    shards: int
-    key_shards: int = 0
-    """Shards that timer keys are divided over; 0: as many as `shards`."""
-    empty: bool = False
-    """It holds no timers, and is in a claim here without queues that keeps no keys."""
-
-    def __str__(self) -> str:
-        return f"{self.name} (shard {self.shard} of {self.shards}, id {self.id:016x})"
-
-    def has(self, queue_id: int) -> bool:
-        """Whether the queue is one of its shard's."""
-        return timer_keys.shard_of_queue(queue_id, self.shards) == self.shard
-
-    @property
-    def keeps_keys(self) -> bool:
-        """Whether its shard keeps timer keys and schedules: for good, whatever else it has."""
-        return self.shard < (self.key_shards or self.shards)
-
-    def encode(self) -> dict[str, Any]:
-        """As releases before `key_shards` wrote it, as long as there is no difference."""
-        fields = asdict(self)
-        for later in ("key_shards", "empty"):
-            if not fields[later]:
-                del fields[later]
-        return fields
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Queues that a service has claimed, and when."""
-
-    service: Service
-    queues: tuple[int, ...]
-    since_ms: int
-    released: bool = False
-
-    @property
-    def holds(self) -> bool:
-        """Whether there may be timers that only this service has."""
-        return not (self.released or self.service.empty)
-
-
-class Decision(NamedTuple):
-    """What becomes of a claim."""
-
-    service: Service
-    granted: tuple[int, ...]
-    waits: Mapping[int, Service]
-    """Owners of the other queues, which have not handed them over."""
-    leaves: tuple[int, ...]
-    """Queues that the service hands over."""
-    changes: bool
-    """Whether it owns other queues then, or says other things of itself."""
 
 
 class TimerOwners:
@@ -115,6 +54,7 @@ class TimerOwners:
         self._seen_ms: dict[int, int] = {}
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
         self._waiting: set[int] = set()  # ids; for queues that another shard has
+        self._epochs: dict[int, int] = {}  # of those with replicas
         self._awaited_ms: dict[int, int] = {}  # from when on those were missed that nobody has seen
 
     # -- questions --------------------------------------------------------------------------------
@@ -185,6 +125,19 @@ class TimerOwners:
                 limit=other.id,
             )
 
+    def _check_epoch(self, service: Service, epoch: int) -> bool:
+        """Whether it is the first one of its service that is heard of.  Raises Unavailable."""
+        known = self._epochs.get(service.id, 0)
+        if 0 < epoch < known:
+            raise Unavailable(
+                f"epoch: another replica of {service} leads, since epoch {known}; the one that"
+                f" claims led in epoch {epoch}",
+                field="epoch",
+                value=epoch,
+                limit=known,
+            )
+        return epoch > 0 and not known
+
     def _away_ms(self, service_id: int, now_ms: int) -> int:
         return now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
 
@@ -196,15 +149,19 @@ class TimerOwners:
             return False
         return 0 <= now_ms - since_ms < ALIVE_MS
 
-    def check_claim(self, service: Service, queues: Iterable[int], now_ms: int) -> Decision:
-        """What becomes of the claim.
+    def check_claim(
+        self, service: Service, queues: Iterable[int], now_ms: int, epoch: int = 0
+    ) -> Decision:
+        """What becomes of the claim.  `epoch`: in which the claimant leads; 0: it has no replicas.
 
         Raises FencedTimer if another service of the same shard has a queue or waits for it, or if
-        the service divides timer keys over another number of shards; InvalidArgument, Overloaded.
+        the service divides timer keys over another number of shards; Unavailable if nobody has
+        said yet over how many, or if another replica leads now; InvalidArgument, Overloaded.
         """
         wanted = tuple(queues)
-        _check_service(service, wanted)
+        timer_claims.check(service, wanted)
         self.check_not_fenced(service.id)
+        first = self._check_epoch(service, epoch)
         waits: dict[int, Service] = {}
         for queue_id in wanted:
             owner = self._claims.get(self._owners.get(queue_id, 0))
@@ -222,10 +179,12 @@ class TimerOwners:
                 limit=SERVICES_MAX,
             )
         self._seen_ms[service.id] = now_ms
+        if epoch:
+            self._epochs[service.id] = epoch
         self._note_waiting(service.id, bool(waits))
         known = self._claims.get(service.id)
         before = known.queues if known is not None else ()
-        leaves = tuple(queue for queue in before if not service.has(queue))
+        leaves = () if first else tuple(queue for queue in before if not service.has(queue))
         granted = tuple(queue for queue in wanted if queue not in waits)
         if len(leaves) < len(before) or granted or service.keeps_keys:
             service = replace(service, empty=False)
@@ -250,8 +209,19 @@ class TimerOwners:
         return 0
 
     def _divided(self, service: Service) -> Service:
-        """With the number of shards that keys are divided over.  Raises FencedTimer."""
+        """With the number of shards that keys are divided over.  Raises FencedTimer, Unavailable.
+
+        Where nobody has said it, who does not know it must not decide it, unless it is shard 0,
+        which is there from the first start on: others may be new to a cluster of fewer, of which
+        this broker, new as well, has heard nothing.
+        """
         known, said = self.key_shards, service.key_shards
+        if not known and said == NOT_KNOWN and service.shard:
+            raise Unavailable(
+                f"key_shards: {service} is new, as this broker is: shard 0 is to claim first, which"
+                " knows how many shards timer keys are divided over",
+                field="key_shards",
+            )
         divided = (known if said == NOT_KNOWN else said) or service.shards
         if known and divided != known:
             raise FencedTimer(
@@ -365,7 +335,8 @@ class TimerOwners:
     def begin(self, begins: Iterable[tuple[int, int]]) -> None:
         """Somebody had taken queues over up to these offsets."""
         for queue_id, offset in begins:
-            self._begins[queue_id] = max(offset, self.begin_of(queue_id))
+            if queue_id >= 0:  # what the release before made of journal.EMPTY
+                self._begins[queue_id] = max(offset, self.begin_of(queue_id))
 
     def release(self, service_id: int) -> None:
         """The next one that claims the service's queues gets them."""
@@ -376,6 +347,7 @@ class TimerOwners:
 
     def encode(self) -> dict[str, Any]:
         """For the checkpoint."""
+        empty = [claim.service.id for claim in self._claims.values() if claim.service.empty]
         return {
             "claims": [
                 [claim.service.encode(), list(claim.queues), claim.since_ms, claim.released]
@@ -383,31 +355,16 @@ class TimerOwners:
             ],
             "fenced": [[service_id, name] for service_id, name in self._fenced.items()],
             **({"begins": [list(each) for each in self._begins.items()]} if self._begins else {}),
+            **({"empty": empty} if empty else {}),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Puts back what `encode` gave."""
         self._fenced = dict(data.get("fenced", ()))
-        self._begins = dict(data.get("begins", ()))
-        claims = data.get("claims", ())
+        self.begin(data.get("begins", ()))
+        claims, empty = data.get("claims", ()), set(data.get("empty", ()))
         for service, queues, since_ms, _ in claims:
-            self.put(Service(**service), queues, since_ms)
+            self.put(Service.decode(service, service["id"] in empty), queues, since_ms)
         for service, _, _, released in claims:
             if released:
                 self.release(service["id"])
-
-
-def _check_service(service: Service, queues: tuple[int, ...]) -> None:
-    checks.at_least("service.id", service.id, SERVICE_IDS_FROM)
-    checks.length("service.name", service.name, 1, NAME_CHARACTERS_MAX)
-    checks.between("service.shards", service.shards, 1, SHARDS_MAX)
-    checks.between("service.shard", service.shard, 0, SHARDS_MAX - 1)
-    checks.between("service.key_shards", service.key_shards, NOT_KNOWN, SHARDS_MAX)
-    for queue_id in queues:
-        if not service.has(queue_id):
-            raise checks.wrong(
-                "queue_ids",
-                queue_id,
-                f"queues of shard {service.shard} of {service.shards}; this one is of shard"
-                f" {timer_keys.shard_of_queue(queue_id, service.shards)}",
-            )

@@ -12,9 +12,9 @@ kind  body
  6    {"group": …}                                                 the group was deleted
  7    as 4                                  a group was moved, and has settled nothing there
  8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues;
-                              "key_shards", if timer keys are divided over another number; "empty",
-                              if it holds nothing and has no queues; "begins"
-                              [[queue id, offset], …], where queues of who was given up begin
+                              "key_shards", if timer keys are divided over another number; "begins"
+                              [[queue id, offset], …], where queues of who was given up begin, or
+                              [[-1, 0]] if it holds nothing and has no queues (EMPTY)
  9    {"id": …}                                                      its queues were released
 10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order
 11    {"group": …, "kept": …}    what its coordinator keeps of a group, as text (group_snapshot.py);
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import group_configs
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
@@ -44,6 +44,13 @@ TIMER_RELEASED = 9
 SETTLED = 10
 MEMBERSHIP = 11
 TIMER_HANDED_OVER = 12
+
+EMPTY = (-1, 0)
+"""In place of a queue that begins: the service holds no timers.
+
+The release before refuses a claim with a field that it does not know; this it passes over.  So a
+log with it can be followed by replicas of that release, and replayed by it.
+"""
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -141,7 +148,8 @@ def timer_claimed(
 ) -> bytes:
     """Body of an entry of kind TIMER_CLAIMED."""
     body = {**service.encode(), "queues": list(queues), "since_ms": since_ms}
-    return _encode({**body, "begins": begins} if begins else body)
+    told = [*begins, EMPTY] if service.empty else begins
+    return _encode({**body, "begins": told} if told else body)
 
 
 def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int, Offsets]:
@@ -149,7 +157,8 @@ def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int, Offse
     entry = json.loads(bytes(body))
     queues, since_ms = entry.pop("queues"), entry.pop("since_ms")
     begins = _offsets(entry.pop("begins", ()))
-    return Service(**entry), queues, since_ms, begins
+    service = Service.decode(entry, EMPTY in begins)
+    return service, queues, since_ms, [each for each in begins if each != EMPTY]
 
 
 def timer_handed_over(service_id: int, ends: Offsets) -> bytes:

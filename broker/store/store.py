@@ -35,7 +35,7 @@ from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records import due_times, refused_fires, timer_queues
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
-from duemq_server.broker.records.timer_owners import Decision, Service
+from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
@@ -440,18 +440,20 @@ class Store:
         now_ms: int,
         ends: Mapping[int, int] = _NO_ENDS,
         formers: Sequence[int] = (),
+        epoch: int = 0,
     ) -> tuple[Decision, int]:
         """What became of the claim; settled.
 
         `ends`: how far the service has taken over queues that it hands over; `formers`: ids that it
-        had before.  Raises FencedTimer, InvalidArgument, QueueNotFound, ReadOnly, Overloaded.
+        had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
+        QueueNotFound, ReadOnly, Overloaded, Unavailable.
         """
         for queue_id in queues:
             self.topics.queue(names.TIMER_TOPIC, queue_id)
         for queue_id, offset in ends.items():
             self.topics.queue(names.TIMER_TOPIC, queue_id)
             checks.at_least("ends.offset", offset, 0)
-        decision = self.timer_owners.check_claim(service, queues, now_ms)
+        decision = self.timer_owners.check_claim(service, queues, now_ms, epoch)
         if not (decision.changes or decision.leaves):
             return decision, self.log.end_position  # it may still be on its way to the disk
         self.check_writable()

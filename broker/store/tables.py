@@ -11,7 +11,8 @@ method, which both call.  All of it can be rebuilt from the log; `snapshot` and 
 from collections.abc import Iterable, Sequence
 
 from duemq.protocol import names
-from duemq_server.broker.records.timer_owners import Service, TimerOwners
+from duemq_server.broker.records.timer_claims import Service
+from duemq_server.broker.records.timer_owners import TimerOwners
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfigs
 from duemq_server.broker.store.offsets import GroupQueue, Offsets, Progress

@@ -85,7 +85,8 @@ class Operators:
             raise Unavailable("this replica does not lead in that epoch", field="epoch")
         log_start = life.state.log.start_position  # before the checkpoint, which needs it
         with leading.kept.sending(log_start, request.replica):
-            leaving = await in_thread(life.service.snapshot)
+            older = not request.replica  # that release does not say who gets it
+            leaving = await in_thread(life.service.snapshot, older)
             if leaving is None:
                 raise ReadOnly("there is no checkpoint yet: try again")
             try:

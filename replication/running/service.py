@@ -53,6 +53,9 @@ class Service(Protocol):
         """Whether clients would be refused for want of space.  Asks the disk, waits for nothing."""
         ...
 
-    def snapshot(self) -> Leaving | None:
-        """Of the last checkpoint that was saved; None: there is none yet.  Waits for the disk."""
+    def snapshot(self, older: bool) -> Leaving | None:
+        """Of the last checkpoint that was saved; None: there is none yet.  Waits for the disk.
+
+        `older`: such that a replica of the release before can read it.
+        """
         ...

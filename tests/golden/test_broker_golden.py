@@ -8,7 +8,8 @@ from pathlib import Path
 from duemq.protocol.retry_policy import ExponentialDelays, RetryPolicy
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.records.retry_record import MessagePlace, Story
-from duemq_server.broker.records.timer_owners import Service, TimerOwners
+from duemq_server.broker.records.timer_claims import Service
+from duemq_server.broker.records.timer_owners import TimerOwners
 from duemq_server.broker.store import checkpoint_state, group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig

@@ -27,9 +27,11 @@ from tests.property.timer_world import BROKER, DATA, OTHER, World
 CHUNK = 1 << 20
 
 
-def snapshot_of(disk: FaultyDisk, part_bytes: int = 1_000) -> bytes:
+def snapshot_of(
+    disk: FaultyDisk, part_bytes: int = 1_000, version: int = snapshot.VERSION
+) -> bytes:
     """As a leader sends it."""
-    leaving = snapshot.take(DATA, disk)
+    leaving = snapshot.take(DATA, disk, version)
     assert leaving is not None
     parts = [*iter(lambda: leaving.read(part_bytes), b"")]
     leaving.close()

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from duemq.errors import FencedTimer
 from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records.timer_owners import NOT_KNOWN, Service
+from duemq_server.broker.records.timer_claims import NOT_KNOWN, Service
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings

@@ -22,7 +22,8 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.send_back import Failure, SendBacks
 from duemq_server.broker.reading import reader
-from duemq_server.broker.records.timer_owners import ALIVE_MS, Service
+from duemq_server.broker.records.timer_claims import Service
+from duemq_server.broker.records.timer_owners import ALIVE_MS
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress

@@ -207,7 +207,7 @@ class LinesService:
     def short_of_space(self) -> bool:
         return self.disk.short
 
-    def snapshot(self) -> io.BytesIO:
+    def snapshot(self, older: bool) -> io.BytesIO:
         term = self.term
         term.state.apply(term.committed)
         return io.BytesIO(term.state.snapshot(term.leading.leader.epochs.begins))
@@ -302,7 +302,7 @@ class Member:
     def forget(self) -> None:
         """The leader keeps no segment that ends before what is committed."""
         state = self.term.state
-        state.base_path.write_bytes(self.service.snapshot().read())
+        state.base_path.write_bytes(self.service.snapshot(older=False).read())
         state.log.delete_before(state.applied)
 
     @property

@@ -25,6 +25,7 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.edge import broker_link
 from duemq_server.timer_service.edge.others.other_shards import Answered, Located, OtherShards
 from tests.crash.faulty_disk import FaultyDisk
 from tests.service.cli.commands import rows, run
@@ -564,6 +565,21 @@ async def test_what_a_shard_that_left_holds_is_missed_while_it_is_away(
         assert (await shards.running[0].cancel(handle))[0].outcome == timer_pb2.UNKNOWN
 
 
+async def test_a_shard_that_leaves_says_at_once_that_it_holds_nothing(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with its next claim: whoever kills it before that would leave it missing."""
+    handle = await shrunk(cluster, shards)
+    owners = cluster.brokers["b0"].store.timer_owners
+    await until(lambda: "t1" in {each.name for each in owners.holders()})
+    monkeypatch.setattr(broker_link, "CLAIM_INTERVAL_S", 3600.0)
+    await shards.start(1, 1)
+    links = shards.running[1].service._links
+    await until(lambda: links.holders is not None)  # it has claimed
+    assert (await shards.running[1].cancel(handle))[0].outcome == timer_pb2.CANCELLED
+    await until(lambda: "t1" not in {each.name for each in owners.holders()})
+
+
 async def test_a_shard_that_keeps_keys_and_has_no_queues_has_no_twin(
     cluster: Cluster, shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -635,6 +651,29 @@ async def test_keys_stay_divided_where_a_new_broker_is_the_first_that_a_new_shar
     second = await shards.start(1, 2)
     await until(lambda: bool(second.service.place.key_shards))
     assert second.service.place.key_shards == 1
+
+
+async def test_keys_stay_divided_where_all_that_a_new_shard_can_ask_is_new(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """Nameservers that were started anew know nobody who is away."""
+    await shards.start(0, 1)
+    await until(lambda: shards.owners() == [0] * QUEUES and bool(cluster.registry.timers))
+    await stopped_long_ago(cluster, shards, 0)
+    await cluster.stop_broker("b0")
+    await cluster.start_broker("a0")
+    new = cluster.brokers["a0"].store.timer_owners
+    second = await shards.start(1, 2)
+    links = second.service._links
+    await until(lambda: any("claim a0" in about for about in links._said_s))
+    assert (second.service.place.key_shards, new.key_shards, new.ids()) == (0, 0, [])
+
+    await cluster.start_broker("b0")
+    await shards.start(0, 2)
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    await until(lambda: len(new.ids()) == 2)
+    assert (second.service.place.key_shards, new.key_shards) == (1, 1)
+    assert links.refusals == shards.running[0].service._links.refusals == {}
 
 
 async def test_a_new_shard_whose_disk_is_full_claims_again(

@@ -10,7 +10,7 @@ import pytest
 from duemq.aio import Admin
 from duemq.errors import Unavailable
 from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
-from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.records.timer_claims import Service
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.edge.others.holds_of_others import HoldsOfOthers

@@ -271,7 +271,10 @@ async def test_a_wrong_record_is_named(
 
 
 async def test_a_key_of_another_shard_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    async with running_shard(cluster, tmp_path, name="t1", shard=1, shards=2) as shard:
+    async with (
+        running_shard(cluster, tmp_path, name="t0", shard=0, shards=2),
+        running_shard(cluster, tmp_path, name="t1", shard=1, shards=2) as shard,
+    ):
         other = next(f"k{n}" for n in range(100) if shard_of(TOPIC, f"k{n}", 2) == 0)
         error = await refusal(shard, request_of(other))
         assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)

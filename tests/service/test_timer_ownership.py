@@ -206,7 +206,10 @@ async def test_the_command_line_gives_a_lost_service_up(
 
 
 async def test_a_data_directory_refuses_another_shard(cluster: Cluster, tmp_path: Path) -> None:
-    async with running_shard(cluster, tmp_path, shard=1, shards=2) as shard:
+    async with (
+        running_shard(cluster, tmp_path, name="first", shard=0, shards=2),
+        running_shard(cluster, tmp_path, shard=1, shards=2) as shard,
+    ):
         await until(lambda: granted(shard))
     with pytest.raises(InvalidArgument, match="is that of shard 1, not of shard 0"):
         async with running_shard(cluster, tmp_path, shard=0, shards=2):

@@ -13,12 +13,15 @@ import grpc
 import pytest
 
 from duemq.errors import FencedTimer
+from duemq.transport import channel
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_server.replication.running.leading.roster import SNAPSHOT
 from duemq_server.replication.running.process import Replica
+from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
 from duemq_server.storage.disk import RealDisk
+from duemq_server.timer_service.disk import snapshot
 from duemq_server.timer_service.disk.arriving import Arriving
 from duemq_server.timer_service.disk.data_directory import load_checkpoint
 from duemq_server.timer_service.disk.standby import Standby
@@ -128,9 +131,16 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         segments = other.directory / "segments"
         assert any(each.suffix == ".due" for each in segments.iterdir())
 
+        heads = {name: await snapshot_head(leader, name) for name in ("x", "")}
+        assert heads["x"].startswith(snapshot.MAGIC)
+        assert heads[""][4:].startswith(snapshot.MAGIC)  # as who names nobody can read it
+        epochs = cluster.brokers["b0"].store.timer_owners._epochs
+        assert [*epochs.values()] == [leads.epoch]
+
         assert (await leader.replica.operators.hand_over(other.name)).leader == other.name
         leader = await group.leader()
         assert leader is other
+        await until(lambda: [*epochs.values()] == [leads.epoch + 1])
         await until(lambda: leader.replica.campaign.role == "leader")
         ledger = leader.term.shard.scheduler.ledger
         assert (ledger.accepted, ledger.pending) == (120, 60)
@@ -150,6 +160,17 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         await group.in_sync(3)
     finally:
         await group.stop()
+
+
+async def snapshot_head(leader: Member, name: str) -> bytes:
+    """The beginning of what a leader sends to a replica of that name."""
+    record = leader.replica.leading.leader.record
+    request = replication_pb2.GetSnapshotRequest(
+        group=record.group, store_id=record.store_id, epoch=record.epoch, replica=name
+    )
+    async with channel.connect(leader.replica.server.advertised) as connection:
+        stub = replication_pb2_grpc.ReplicationStub(connection)
+        return b"".join([part.data async for part in stub.GetSnapshot(request)])[:8]
 
 
 def told_of(leader: Member, other: Member) -> tuple[int, str]:

@@ -179,8 +179,8 @@ async def test_handles_that_name_nothing_here(
 ) -> None:
     monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 0.1)
     async with (
-        running_shard(cluster, tmp_path, shard=1, shards=2) as shard,
         running_shard(cluster, tmp_path, name="other", shard=0, shards=2),
+        running_shard(cluster, tmp_path, shard=1, shards=2) as shard,
     ):
         await until(lambda: bool(shard.service._others.alive))
         unknown = message_pb2.TimerHandle(store_id=1, queue_id=1, offset=0, due_ms=1)

@@ -19,7 +19,13 @@ from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import segments_path
-from duemq_server.timer_service.disk.snapshot import CRC, HEADER_BYTES, decode_header
+from duemq_server.timer_service.disk.snapshot import (
+    CRC,
+    HEADER_BYTES,
+    VERSION,
+    Header,
+    decode_header,
+)
 from duemq_server.timer_service.far.far_segments import period_of
 
 DIRECTORY = "arriving"
@@ -69,7 +75,8 @@ class Arriving:
         self._field = bytearray()
         self._wanted = HEADER_BYTES
         self._then: Callable[[bytes], None] = self._header
-        self._payload_crc = 0
+        self._header_read: Header
+        self._crc = 0  # of version 1: of all so far
         remove(data_dir, disk)
         disk.makedirs(_directory(data_dir))
 
@@ -85,11 +92,27 @@ class Arriving:
         rest = memoryview(part)
         while rest:
             if self._file is not None and self._file.left:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[self._write(self._file, rest) :]
             elif self._wanted:
                 rest = self._gather(rest)
             else:
                 raise ValueError(f"a snapshot that goes on for {len(rest)} bytes behind its end")
+
+    def _write(self, file: _File, part: memoryview) -> int:
+        taken = file.write(part)
+        if self._is_old:
+            self._crc = google_crc32c.extend(self._crc, bytes(part[:taken]))
+            self._next_file_of_old()
+        return taken
+
+    def _next_file_of_old(self) -> None:
+        """Nothing stands behind a file."""
+        while self._file is not None and not self._file.left:
+            self._file.close()
+            self._begin_file()
+        if self._file is None and self._crc != self._header_read.crc:
+            self._wanted = CRC.size  # it is not whole
+            raise ValueError("CRC-32C of a snapshot is wrong")
 
     def _gather(self, rest: memoryview) -> memoryview:
         taken = rest[: self._wanted - len(self._field)]
@@ -100,19 +123,38 @@ class Arriving:
         return rest[len(taken) :]
 
     def _header(self, field: bytes) -> None:
-        self._wanted, self._payload_crc = decode_header(field)
+        self._header_read = decode_header(field)
+        self._wanted = self._header_read.length
+        self._crc = google_crc32c.value(field[CRC.size :])
         self._then = self._payload
 
+    @property
+    def _is_old(self) -> bool:
+        """Whether one checksum is of all of it, known at the end."""
+        return self._header_read.version < VERSION
+
     def _payload(self, field: bytes) -> None:
-        if google_crc32c.value(field) != self._payload_crc:
+        if self._is_old:
+            self._crc = google_crc32c.extend(self._crc, field)
+        elif google_crc32c.value(field) != self._header_read.crc:
             raise ValueError("CRC-32C of a snapshot's checkpoint is wrong")
-        self._state = state = checkpoint_state.decode(field)
+        self._state = state = self._decoded(field)
         for name in state.lengths:
             _check_name(name)
         self._check_space(sum(state.lengths.values()))
         self._names = sorted(state.lengths, reverse=True)
         self._then = self._end_of_file
         self._begin_file()
+        if self._is_old:
+            self._next_file_of_old()
+
+    def _decoded(self, payload: bytes) -> CheckpointState:
+        try:
+            return checkpoint_state.decode(payload)
+        except Exception as error:
+            if self._is_old:  # its checksum comes at the end: this may be anything
+                raise ValueError(f"a snapshot with a checkpoint that is none: {error}") from error
+            raise
 
     def _check_space(self, size: int) -> None:
         free = self._disk.free_bytes(self._data_dir)

@@ -46,6 +46,8 @@ CLAIM_TIMEOUT_S = 2.0
 CLAIM_RETRY_S = (0.05, 2.0)
 # While another shard has queues of this one.
 CLAIM_WAIT_S = 0.5
+# A shard that leaves looks so often whether it holds nothing any more.
+EMPTY_LOOK_S = 0.05
 
 
 class BrokerLink:
@@ -65,6 +67,7 @@ class BrokerLink:
         """Why nothing is fetched from queues that were granted."""
         self.holders: Sequence[broker_pb2.TimerService] | None = None
         """Other services that may hold timers, as far as the broker knows; None: not told yet."""
+        self._told_empty = False  # as of the last claim that was answered
         self._links = links
         self._shard = shard
         self._queues: list[int] = []
@@ -131,10 +134,24 @@ class BrokerLink:
         backoff = Backoff(*CLAIM_RETRY_S)
         while True:
             self._look.clear()
-            quiet_s = await self._claim_once(backoff)
+            await self._rest(await self._claim_once(backoff))
+
+    async def _rest(self, quiet_s: float) -> None:
+        """Until it is time to claim, or somebody wants it.
+
+        A shard that leaves says at once that it holds nothing any more: it may be killed now, and
+        would be missed for good.
+        """
+        end_s = quiet_s + asyncio.get_running_loop().time()
+        tells = self._links.place.leaves and not self._told_empty
+        while not (tells and self._links.empty):
+            left_s = end_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
             with suppress(TimeoutError):
-                async with asyncio.timeout(quiet_s):
+                async with asyncio.timeout(min(left_s, EMPTY_LOOK_S) if tells else left_s):
                     await self._look.wait()
+                    return
 
     async def _claim_once(self, backoff: Backoff) -> float:
         """In how many seconds to claim again."""
@@ -146,7 +163,8 @@ class BrokerLink:
             self._links.claims_changed()
             return backoff.next_s()
         except (DuemqError, StorageError) as error:
-            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            away = isinstance(error, Unavailable) and error.field != "key_shards"
+            level = logging.DEBUG if away else logging.WARNING
             text = "broker %s, queues not claimed: %s"
             self._links.say(f"claim {self.broker.name}", level, text, self.broker.name, error)
             return backoff.next_s()
@@ -177,6 +195,7 @@ class BrokerLink:
         request = broker_pb2.ClaimTimerQueuesRequest(
             service=self._links.service,
             queue_ids=queues,
+            epoch=self._links.epoch,
             ends=await self._ends(),
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
         )
@@ -184,6 +203,7 @@ class BrokerLink:
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
+        self._told_empty = request.service.empty
         return answer
 
     async def _fetch(self, granted: Iterable[int], begins: Mapping[int, int]) -> None:

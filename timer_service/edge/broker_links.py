@@ -44,6 +44,8 @@ class BrokerLinks:
         """Called before a queue is fetched that was granted; raises DuemqErrors: not yet."""
         self.on_claims: Callable[[], None] = lambda: None
         """Called when a claim was granted or refused."""
+        self.epoch = 0
+        """In which this replica leads; 0: there are no replicas."""
         self._shard = shard
         self._routes = routes
         self._routes_changed = asyncio.Event()
@@ -102,8 +104,14 @@ class BrokerLinks:
             shards=place.shards,
             # As shards say that there are or were lately; -1: nobody knows.
             key_shards=place.key_shards or self._routes.key_shards or -1,
-            empty=self._shard.scheduler.ledger.empty,
+            empty=self.empty,
         )
+
+    @property
+    def empty(self) -> bool:
+        """Whether this shard holds no timers, durably: not for a cancel that may yet be lost."""
+        end = self._shard.directory.log.end_position
+        return self._shard.scheduler.ledger.empty and self._shard.log_loop.position >= end
 
     @property
     def holders(self) -> dict[int, str] | None:
@@ -114,10 +122,9 @@ class BrokerLinks:
         return {each.shard: each.name for those in told for each in those}
 
     async def learn(self, key_shards: int) -> None:
-        """A broker says what timer keys are divided over; a release before that does not."""
+        """A broker says what timer keys are divided over."""
         if not self.place.key_shards:
-            known = key_shards or self._routes.key_shards or self.place.shards
-            await asyncio.to_thread(self.place.learn, known)
+            await asyncio.to_thread(self.place.learn, key_shards or self._routes.key_shards)
             self.on_claims()
 
     @property

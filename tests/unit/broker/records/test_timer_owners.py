@@ -4,15 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from duemq.errors import FencedTimer, InvalidArgument
-from duemq.protocol.limits import SHARDS_MAX
-from duemq_server.broker.records.timer_owners import (
-    ALIVE_MS,
-    NOT_KNOWN,
-    SERVICE_IDS_FROM,
-    Service,
-    TimerOwners,
-)
+from duemq.errors import FencedTimer, InvalidArgument, Unavailable
+from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
+from duemq_server.broker.records.timer_claims import NOT_KNOWN, Decision, Service
+from duemq_server.broker.records.timer_owners import ALIVE_MS, TimerOwners
 
 T1 = Service(SERVICE_IDS_FROM + 1, "t1", 0, 1)
 T2 = Service(SERVICE_IDS_FROM + 2, "t2", 0, 1)
@@ -66,12 +61,53 @@ def test_keys_are_divided_over_as_many_shards_as_there_were_first(service: Servi
 
 def test_who_does_not_know_how_keys_are_divided_is_told() -> None:
     owners = TimerOwners()
-    first = owners.check_claim(Service(T2.id, "t2", 1, 2, NOT_KNOWN), [1], NOW_MS).service
-    assert first == Service(T2.id, "t2", 1, 2)  # as releases before this one say it
+    first = owners.check_claim(Service(T1.id, "t1", 0, 2, NOT_KNOWN), [0], NOW_MS).service
+    assert first == Service(T1.id, "t1", 0, 2)  # as releases before this one say it
     owners = claimed()
     assert owners.key_shards == 1
     later = owners.check_claim(Service(T2.id, "t2", 1, 2, NOT_KNOWN), [], NOW_MS).service
     assert later == Service(T2.id, "t2", 1, 2, 1)
+
+
+def leads(owners: TimerOwners, shards: int, epoch: int) -> Decision:
+    """A replica of the first shard claims."""
+    service = Service(T1.id, "t1", 0, shards, 1)
+    queues = [queue for queue in range(4) if service.has(queue)]
+    found = owners.check_claim(service, queues, NOW_MS, epoch)
+    owners.put(found.service, found.granted, NOW_MS)
+    return found
+
+
+def test_a_replica_that_was_deposed_claims_and_hands_over_nothing() -> None:
+    """The other one does not know that there are two shards; it goes on to take over."""
+    owners = TimerOwners()
+    leads(owners, 1, epoch=1)
+    leads(owners, 1, epoch=2)
+    with pytest.raises(Unavailable, match=r"epoch: another replica of t1 .* leads, since epoch 2"):
+        leads(owners, 2, epoch=1)
+    assert leads(owners, 1, epoch=2).leaves == ()
+    assert leads(owners, 2, epoch=3).leaves == (1, 3)
+
+
+def test_the_first_claim_after_a_start_hands_nothing_over_where_there_are_replicas() -> None:
+    """It may be of one that was deposed; whoever leads claims before the next of that comes."""
+    owners = TimerOwners()
+    leads(owners, 1, epoch=1)
+    again = restarted(owners)
+    assert leads(again, 2, epoch=1).leaves == ()
+    assert leads(again, 2, epoch=1).leaves == (1, 3)
+    alone = restarted(owners)
+    assert leads(alone, 2, epoch=0).leaves == (1, 3)
+
+
+def test_a_new_shard_does_not_decide_what_keys_are_divided_over() -> None:
+    """At a broker that is new as well: the cluster may have had one shard so far."""
+    owners, new = TimerOwners(), Service(T2.id, "t2", 1, 2, NOT_KNOWN)
+    with pytest.raises(Unavailable, match="shard 0 is to claim first"):
+        owners.check_claim(new, [1], NOW_MS)
+    found = owners.check_claim(Service(T1.id, "t1", 0, 2, 1), [0], NOW_MS)
+    owners.put(found.service, found.granted, NOW_MS)
+    assert owners.check_claim(new, [1], NOW_MS).service == Service(T2.id, "t2", 1, 2, 1)
 
 
 NEW_T1 = Service(T1.id, "t1", 0, 2, 1)

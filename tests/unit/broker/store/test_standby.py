@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from duemq.errors import InvariantError
-from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import checkpoint_state, recovery
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig

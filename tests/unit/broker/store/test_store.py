@@ -25,7 +25,7 @@ from duemq.v1 import message_pb2
 from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.records import refused_fires
-from duemq_server.broker.records.timer_owners import Service
+from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import checkpoint_state, journal, recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES

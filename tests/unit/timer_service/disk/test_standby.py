@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import google_crc32c
 import pytest
 
 from duemq.errors import Corrupt, InvariantError, Unavailable
@@ -266,17 +267,60 @@ def test_a_snapshot_is_what_it_was() -> None:
     assert saved == data[snapshot.HEADER_BYTES :][: len(saved or b"")]
 
 
-def test_a_snapshot_with_a_wrong_bit_is_refused() -> None:
-    data = far_behind(busy())
+def as_older_releases_send_it(disk: FaultyDisk) -> bytes:
+    """Version 1, written here as the release did it that knew no other."""
+    payload = checkpoint.load(f"{DATA}/checkpoint", disk)
+    assert payload is not None
+    lengths = checkpoint_state.decode(payload).lengths
+    files = [disk.content(f"{DATA}/segments/{name}")[: lengths[name]] for name in sorted(lengths)]
+    head = b"DMQS" + (1).to_bytes(2, "little") + bytes(6) + len(payload).to_bytes(8, "little")
+    rest = b"".join((head, payload, *files))
+    return google_crc32c.value(rest).to_bytes(4, "little") + rest
+
+
+def test_a_snapshot_goes_to_an_older_release_and_comes_from_one() -> None:
+    world = busy()
+    newer = far_behind(world)
+    older = snapshot_of(world.disk, version=snapshot.VERSION_1)
+    assert older == as_older_releases_send_it(world.disk)
+    disks = [made(FaultyDisk()), made(FaultyDisk())]
+    states = [
+        arrived(opened(disk), data).state for disk, data in zip(disks, (newer, older), strict=True)
+    ]
+    assert states[0].lengths
+    assert checkpoint_state.encode(states[0]) == checkpoint_state.encode(states[1])
+    for name in states[0].lengths:
+        there = [disk.content(f"{DATA}/arriving/{name}") for disk in disks]
+        assert there[0] == there[1]
+
+
+def test_a_snapshot_that_an_older_release_cannot_take_is_not_sent_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = busy()
+    size = len(far_behind(world))
+    monkeypatch.setattr(snapshot, "VERSION_1_BYTES_MAX", size // 2)
+    with pytest.raises(Unavailable, match="start it in the leader's release"):
+        snapshot_of(world.disk, version=snapshot.VERSION_1)
+    assert len(snapshot_of(world.disk)) == size
+
+
+def both_versions() -> list[bytes]:
+    world = busy()
+    return [far_behind(world), as_older_releases_send_it(world.disk)]
+
+
+@pytest.mark.parametrize("data", both_versions(), ids=["2", "1"])
+def test_a_snapshot_with_a_wrong_bit_is_refused(data: bytes) -> None:
     for at in [*range(0, len(data), 397), len(data) - 1]:
         wrong = bytearray(data)
         wrong[at] ^= 1
-        with pytest.raises(ValueError, match="snapshot"):
+        with pytest.raises((ValueError, DiskFull), match="snapshot"):
             arrived(opened(made(FaultyDisk())), bytes(wrong))
 
 
-def test_a_snapshot_that_ends_too_early_or_too_late_is_refused() -> None:
-    data = far_behind(busy())
+@pytest.mark.parametrize("data", both_versions(), ids=["2", "1"])
+def test_a_snapshot_that_ends_too_early_or_too_late_is_refused(data: bytes) -> None:
     for length in (0, 20, 1_000, len(data) - 4, len(data) - 1):
         with pytest.raises(ValueError, match="ends too early"):
             arrived(opened(made(FaultyDisk())), data[:length]).install(0)
