@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, Self, TypeVar
 
+from duemq.protocol import checks
+
 __all__ = ["PendingSend", "Receipt"]
 
 log = logging.getLogger("duemq.producer")
@@ -130,8 +132,10 @@ class PendingSend:
         """Calls `callback` with this receipt once it is done; at once, and here, if it is.
 
         Else in the producer's event loop (of a blocking producer: the thread "duemq-io"), which it
-        must not hold up: no blocking call of a client in it.  What it raises is logged.
+        must not hold up: no blocking call of a client in it.  What it raises is logged.  Raises
+        InvalidArgument for a coroutine function: nobody would await it.
         """
+        checks.plain_function("callback", callback, "a receipt")
         self._batch.tell(self._index)
         once = [callback]
 

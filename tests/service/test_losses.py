@@ -3,12 +3,21 @@
 import asyncio
 import logging
 import sys
+from functools import partial
 
 import pytest
 
 import duemq
 from duemq import aio
-from duemq.errors import Closed, DuemqError, NotAllSent, Timeout, TooLarge, TopicNotFound
+from duemq.errors import (
+    Closed,
+    DuemqError,
+    InvalidArgument,
+    NotAllSent,
+    Timeout,
+    TooLarge,
+    TopicNotFound,
+)
 from duemq.settings import ProducerSettings
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
@@ -190,6 +199,29 @@ async def test_done_callbacks(cluster):
         assert told == [pending, receipt.message_id]
 
 
+class Awaited:
+    async def __call__(self, pending):
+        """Nobody awaits what it returns."""
+
+
+async def awaited(pending):
+    """Likewise."""
+
+
+def generating(pending):
+    yield pending
+
+
+@pytest.mark.parametrize("callback", [None, 5, awaited, Awaited(), partial(awaited), generating])
+async def test_a_done_callback_that_would_not_run_is_refused_at_once(cluster, callback):
+    async with aio.Producer(cluster.nameserver) as producer:
+        pending = producer.submit("t", b"x")
+        with pytest.raises(InvalidArgument) as raised:
+            pending.add_done_callback(callback)
+        assert raised.value.field == "callback"
+        await pending
+
+
 async def test_done_callbacks_of_a_blocking_producer(cluster):
     def program():
         told = []
@@ -204,6 +236,7 @@ async def test_done_callbacks_of_a_blocking_producer(cluster):
 
 LEFT = """
 import sys
+from functools import partial
 import duemq
 
 def hand_over():

@@ -10,10 +10,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Generic, TypeVar
 
 import grpc.aio
 
+from duemq.administering.typed import typed
 from duemq.errors import DuemqError, Internal, MissingBroker, PartialAnswer, Unavailable
 from duemq.protocol.route import Broker
 from duemq.transport import retrying, status
@@ -102,7 +104,12 @@ class Asker:
 
 
 class Asking:
-    """What each part of the admin client stands on."""
+    """What each part of the admin client stands on; its public methods check their arguments."""
+
+    def __init_subclass__(cls) -> None:
+        for name, method in tuple(vars(cls).items()):
+            if isfunction(method) and not name.startswith("_"):
+                setattr(cls, name, typed(method))
 
     def __init__(self, client: Client) -> None:
         self._client = client

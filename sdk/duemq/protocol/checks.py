@@ -5,6 +5,7 @@ All raise InvalidArgument, which names the field, the value and what is allowed.
 
 import re
 from collections.abc import Collection
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 
 from duemq.errors import InvalidArgument
 
@@ -67,6 +68,15 @@ def instance(field: str, value: object, kind: type) -> None:
     """Of that class."""
     if not isinstance(value, kind):
         raise wrong(field, value, f"a {kind.__name__}")
+
+
+def plain_function(field: str, value: object, arguments: str) -> None:
+    """What is called with `arguments`, and runs then: nobody awaits what it returns."""
+    kinds = iscoroutinefunction, isgeneratorfunction, isasyncgenfunction
+    if not callable(value) or any(
+        kind(each) for kind in kinds for each in (value, type(value).__call__)
+    ):
+        raise wrong(field, value, f"a plain function of {arguments}")
 
 
 def count(field: str, found: int, low: int, high: int, what: str = "of them") -> None:
