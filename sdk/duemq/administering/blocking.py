@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from duemq.administering.admin import Admin as AsyncAdmin
 from duemq.administering.letters.dead_letters import Selection
 from duemq.administering.letters.resending import Letter, OnSent, Resending, Resent
-from duemq.administering.typed import typed
 from duemq.descriptions import TimerDescription
 from duemq.settings import ClientSettings
 from duemq.transport.cluster_client import Addresses
@@ -86,13 +85,11 @@ class Admin(Face):
 
     # Letters come from the loop's thread by pages, and `on_sent` is called in the caller's.
 
-    @typed
     @as_in(AsyncAdmin.dead_letters)
     def dead_letters(self, group: str, **which: Any) -> Iterator[Letter]:
         pages = self._each(self._core._letter_pages(Selection(group, **which)))
         return (letter for page in pages for letter in page)
 
-    @typed
     @as_in(AsyncAdmin.resend_dead_letters)
     def resend_dead_letters(
         self,
@@ -108,7 +105,6 @@ class Admin(Face):
             resending.add(page)
         return resending.done()
 
-    @typed
     @as_in(AsyncAdmin.list_timers)
     def list_timers(self, topic: str, **which: Any) -> Iterator[TimerDescription]:
         return self._each(self._core.list_timers(topic, **which))

@@ -93,9 +93,14 @@ def length(field: str, text: str, low: int, high: int) -> None:
     count(field, len(text), low, high, "characters")
 
 
+def is_text(value: object) -> bool:
+    """Text without halves of surrogate pairs, which UTF-8 does not have."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
 def filled(field: str, text: object) -> None:
     """A text that is not empty."""
-    if not isinstance(text, str) or not text:
+    if not is_text(text) or not text:
         raise wrong(field, text, "text that is not empty")
 
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from duemq import aio
-from duemq.administering.blocking import Admin as BlockingAdmin
+from duemq.administering.letters.dead_letters import Selection
 from duemq.administering.letters.resending import Resending
 from duemq.administering.topics import Topics
 from duemq.errors import InvalidArgument
@@ -62,17 +62,18 @@ def test_every_method_of_the_admin_client_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "field"),
+    ("arguments", "field"),
     [
-        ("dead_letters", {"group": 5}, "group"),
-        ("dead_letters", {"group": "g", "limit": "5"}, "limit"),
-        ("resend_dead_letters", {"group": "g", "to_topic": 5}, "to_topic"),
-        ("list_timers", {"topic": 5}, "topic"),
+        ({"group": 5}, "group"),
+        ({"group": "g", "limit": "5"}, "limit"),
+        ({"group": "g", "key": 5}, "key"),
+        ({"group": "g", "resent": "yes"}, "resent"),
     ],
 )
-def test_what_the_blocking_face_does_in_its_own_way_is_checked_too(name, arguments, field):
+def test_dead_letters_are_chosen_by_what_is_checked(arguments, field):
+    """By both faces, each in its own way."""
     with pytest.raises(InvalidArgument) as raised:
-        getattr(BlockingAdmin, name)(object(), **arguments)
+        Selection(**arguments).request()
     assert raised.value.field == field
 
 
