@@ -187,6 +187,27 @@ async def test_a_deadline_that_passes_is_told(cluster):
         assert isinstance(await told, Timeout)
 
 
+def test_another_event_loop_is_refused_at_once():
+    """Nothing would ever wake who waits there."""
+
+    async def started():
+        cluster = FakeCluster()
+        await cluster.start("a")
+        producer = aio.Producer(cluster.nameserver)
+        await producer.start()
+        await producer.send("t", b"x")
+        return cluster, producer
+
+    with asyncio.Runner() as own:
+        cluster, producer = own.run(started())
+        for use in (lambda: producer.send("t", b"y"), lambda: producer.ready("t"), producer.close):
+            with asyncio.Runner() as other, pytest.raises(Closed, match="another event loop"):
+                other.run(asyncio.wait_for(use(), 30))
+        own.run(producer.send("t", b"z"))
+        own.run(producer.close())
+        own.run(cluster.stop())
+
+
 async def test_done_callbacks(cluster):
     async with aio.Producer(cluster.nameserver) as producer:
         told = []

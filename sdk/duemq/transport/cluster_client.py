@@ -216,7 +216,9 @@ class Client:
         found = self._routes.broker(name) or self._learned.get(name)
         if found is None:
             there = ", ".join(each.name for each in self._routes.brokers) or "none"
-            raise Unavailable(f"broker {name} is not there: {there} is", field="broker", value=name)
+            raise Unavailable(
+                f"broker {name} is not there; live ones: {there}", field="broker", value=name
+            )
         return found
 
     def address_of(self, name: str) -> str:
