@@ -71,7 +71,7 @@ def instance(field: str, value: object, kind: type) -> None:
 
 
 def plain_function(field: str, value: object, arguments: str) -> None:
-    """What is called with `arguments`, and runs then: nobody awaits what it returns."""
+    """What runs when it is called."""
     kinds = iscoroutinefunction, isgeneratorfunction, isasyncgenfunction
     if not callable(value) or any(
         kind(each) for kind in kinds for each in (value, type(value).__call__)
@@ -94,7 +94,7 @@ def length(field: str, text: str, low: int, high: int) -> None:
 
 
 def is_text(value: object) -> bool:
-    """Text without halves of surrogate pairs, which UTF-8 does not have."""
+    """Text that UTF-8 has: no half of a surrogate pair."""
     return isinstance(value, str) and value.encode(errors="ignore").decode() == value
 
 

@@ -144,7 +144,7 @@ class Client:
             look.cancel()
 
     async def _look(self, found: list[Finding], timeout_s: float) -> None:
-        """Keeps `found` up to date: what is at the nameservers' addresses.  Logged once.
+        """Keeps `found` up to date: what is at the nameservers' addresses; logs the first.
 
         Raises InvalidArgument once none of them can ever be a nameserver's.
         """
