@@ -20,7 +20,7 @@ from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far.bodies import Bytes, Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import CountBlocks, CountedBlock
-from duemq_server.timer_service.far.far_segments import as_rows
+from duemq_server.timer_service.far.reading import as_rows
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.holding import changes as holding

@@ -29,8 +29,8 @@ from duemq_server.timer_service.disk.housekeeping import Job, Save
 from duemq_server.timer_service.far.bodies import Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import CountBlocks
-from duemq_server.timer_service.far.far_segments import as_rows
 from duemq_server.timer_service.far.look_up import LookUp, Query
+from duemq_server.timer_service.far.reading import as_rows
 from duemq_server.timer_service.scheduling.cancelling import (
     CANCELLED,
     FIRED,

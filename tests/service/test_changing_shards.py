@@ -105,6 +105,10 @@ class Shards:
     async def pending(self) -> int:
         return sum([(await shard.stats()).pending for shard in self.running.values()])
 
+    def pending_in(self, topic: str) -> int:
+        schedulers = [shard.service.shard.scheduler for shard in self.running.values()]
+        return sum(scheduler.topics.of(topic).pending for scheduler in schedulers)
+
     def source(self, number: int, handle: message_pb2.TimerHandle) -> Any:
         sources = self.running[number].service.shard.scheduler.numbers.sources
         wanted = (handle.store_id, handle.queue_id)
@@ -686,3 +690,94 @@ async def test_only_of_those_that_nobody_has_a_shard_is_missing(
     assert {at: each.name for at, each in located.shards.items()} == {1: "t2"}
     assert set(located.missing) == {2}
     assert located.missing[2].value == "shard 0 of 4, t3 (no answer)"
+
+
+async def test_a_shift_goes_on_while_a_second_shard_comes(cluster: Cluster, shards: Shards) -> None:
+    """What was pending when the job began is shifted once, wherever it is; what came later is not.
+
+    The job is asked for, with one id, until nobody is missing; its shard starts anew meanwhile.
+    """
+    await shards.start(0, 1)
+    before = [b"before-%d" % n for n in range(400)]
+    for first in range(0, len(before), 50):
+        await send(cluster, before[first : first + 50], [HOUR_MS] * 50, producer_id=0)
+    await shards.running[0].until(lambda stats: stats.pending == len(before))
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        changing = asyncio.create_task(shards.change(2))
+        while True:
+            try:
+                shifted = await admin.shift_pending(TOPIC, -3_600, request_id=b"s" * 16)
+            except (PartialAnswer, Unavailable):
+                continue
+            break
+        await changing
+        assert shifted == len(before)
+        # A shard that came later has done its part, too, though it had none.
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        assert await admin.shift_pending(TOPIC, -3_600, request_id=b"s" * 16) == len(before)
+        await send_to_all(cluster, [b"after-0", b"after-1"], HOUR_MS)
+
+    async def all_came() -> bool:
+        return len(bodies_of(await delivered(cluster))) >= len(before)
+
+    await until(all_came)
+    await until(lambda: all_stored(shards))
+    assert bodies_of(await delivered(cluster)) == sorted(before)
+    await until(lambda: shards.pending_in(TOPIC) == 2)
+
+
+async def test_what_two_shards_have_is_moved_to_another_topic_once(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 1)
+    await cluster.create_topic("elsewhere", queues=1)
+    await send_to_all(cluster, [b"one", b"two", b"three", b"four"], HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 4)
+    await shards.change(2)
+    await send_to(cluster, 1, b"five", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        assert await admin.move_pending(TOPIC, "elsewhere", request_id=b"m" * 16) == 5
+        assert await admin.move_pending(TOPIC, "elsewhere", request_id=b"m" * 16) == 5
+        counts = {each.topic: each.pending for each in await admin.count_timers()}
+        assert counts.get(TOPIC, 0) == 0
+        assert counts["elsewhere"] == 5
+        assert await admin.shift_pending("elsewhere", -3_600) == 5
+
+    async def bodies() -> list[bytes]:
+        await cluster.shown()
+        answer = await cluster.clients["b0"].pull("elsewhere", 0)
+        return sorted(each.body for queue in answer.queues for each in queue.records.records)
+
+    async def all_came() -> bool:
+        return len(await bodies()) == 5
+
+    await until(all_came)
+    await until(lambda: all_stored(shards))
+    assert await bodies() == [b"five", b"four", b"one", b"three", b"two"]
+    assert bodies_of(await delivered(cluster)) == []
+
+
+async def test_a_schedule_goes_on_while_the_number_of_shards_changes(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """Each second has its message, once: what a restart of its shard missed is caught up."""
+    await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        await admin.put_schedule("beat", topic=TOPIC, body=b"beat", every=1, catch_up="all")
+        for number in (2, 3, 1):
+            await shards.change(number)
+        count = len(bodies_of(await delivered(cluster)))
+
+        async def goes_on() -> bool:
+            return len(bodies_of(await delivered(cluster))) >= count + 2
+
+        await until(goes_on)
+        await admin.delete_schedule("beat")
+    await until(lambda: all_stored(shards))
+    found = await delivered(cluster)
+    due_ms = sorted(each.due_ms for records in found.values() for each in records)
+    assert due_ms == list(range(due_ms[0], due_ms[-1] + 1, 1_000))

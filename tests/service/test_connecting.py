@@ -78,7 +78,10 @@ async def test_no_such_host():
 
 
 async def test_something_that_is_not_grpc():
+    connections = []
+
     async def http(reader, writer):
+        connections.append(writer)
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -87,6 +90,9 @@ async def test_something_that_is_not_grpc():
     address = f"127.0.0.1:{web.sockets[0].getsockname()[1]}"
     error = await refusal(address)
     web.close()
+    for each in connections:  # also those that said nothing
+        each.close()
+        await asyncio.gather(each.wait_closed(), return_exceptions=True)
     assert f"{address} takes connections but does not speak gRPC" in error.message
 
 

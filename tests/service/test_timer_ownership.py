@@ -377,9 +377,12 @@ async def test_a_topic_made_anew_with_fewer_queues_gets_its_delayed_messages(
     async with running_shard(cluster, tmp_path) as shard:
         for queue_id in (-1, 0, 3):
             body = b"%d" % queue_id
-            made = batch("anew", [body], delays_ms=[300], queue_id=queue_id, producer_id=0)
+            made = batch("anew", [body], delays_ms=[HOUR_MS], queue_id=queue_id, producer_id=0)
             await client.send(made)
+        await shard.until(lambda stats: stats.accepted == 3)
         await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name="anew"))
+        async with Admin(cluster.nameserver) as admin:
+            assert await admin.shift_pending("anew", -HOUR_MS / 1000) == 3
         await shard.until(lambda stats: sum(each.timers for each in stats.stuck) == 3)
         stats = await shard.stats()
         assert {each.topic for each in stats.stuck} == {"anew"}
@@ -389,6 +392,7 @@ async def test_a_topic_made_anew_with_fewer_queues_gets_its_delayed_messages(
 
         await cluster.create_topic("anew", queues=2)
         await shard.until(lambda stats: stats.fired == 4 and not stats.in_flight)
+        await cluster.shown()
         found = [*await client.bodies("anew", 0), *await client.bodies("anew", 1)]
         assert sorted(found) == [b"-1", b"0", b"3"]
         assert b"3" in await client.bodies("anew", 1)

@@ -25,7 +25,8 @@ from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.housekeeping import Housekeeper, Timerlog
 from duemq_server.timer_service.disk.recovery import Recovery
-from duemq_server.timer_service.far.far_segments import FarSegments, read_bytes
+from duemq_server.timer_service.far.far_segments import FarSegments
+from duemq_server.timer_service.far.reading import read_bytes
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.rows import Home

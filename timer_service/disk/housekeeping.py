@@ -16,7 +16,8 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.timer_service.disk import checkpoint_state
-from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
+from duemq_server.timer_service.far.far_segments import FarSegments, Flush
+from duemq_server.timer_service.far.loading import Load
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 LOAD_ROWS_MAX = 16_384

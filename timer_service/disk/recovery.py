@@ -38,7 +38,7 @@ from duemq_server.storage.tools.set_aside import GAP
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
 from duemq_server.timer_service.disk.topic_recount import recount
 from duemq_server.timer_service.far.far_block import REMEDY
-from duemq_server.timer_service.far.far_segments import Load
+from duemq_server.timer_service.far.loading import Load
 from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
 from duemq_server.timer_service.scheduling.dispatch import NEVER

@@ -18,22 +18,23 @@ from collections.abc import Callable, Iterator, Sequence
 
 import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
 from duemq.errors import Corrupt
-from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, write_all
 from duemq_server.storage.errors import CorruptFile, StorageError
 from duemq_server.timer_service.disk.checkpoint_state import Held
 from duemq_server.timer_service.disk.data_directory import open_directory, save_now
 from duemq_server.timer_service.disk.recovery import ReadBody, Recovery, Replayed
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.far_segments import (
-    PIECE_ROWS_MAX,
-    FarSegments,
+from duemq_server.timer_service.far.far_segments import FarSegments
+from duemq_server.timer_service.far.loading import (
     Load,
     Piecewise,
+    Taken,
+    Window,
+    Windows,
     cut_piece,
-    read_index,
 )
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import Limits
@@ -61,49 +62,46 @@ class Damage:
 class TolerantLoad(Load):
     """A load that leaves out what it cannot read."""
 
-    def __init__(self, directory: str, disk: Disk, *arguments: object) -> None:
-        super().__init__(directory, disk, *arguments)  # type: ignore[arg-type]
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
         self.damage: list[Damage] = []
+        self._passed: list[Piecewise] = []
 
     def run(self) -> None:
         """See Load.run; raises no CorruptFile."""
-        self.damage = []
+        self.damage, self._passed = [], []
         super().run()
+        self.pieces = [*self._passed, *self.pieces]
 
-    def _read(self, each: Block, cursor: int, horizon_ms: int, rows_max: int) -> Piecewise:
+    def _window(self, each: Block) -> Window | None:
         try:
-            return super()._read(each, cursor, horizon_ms, rows_max)
+            return super()._window(each)
         except CorruptFile as error:
-            return self._what_is_left(each, cursor, str(error))
-
-    def _what_is_left(self, each: Block, cursor: int, why: str) -> Piecewise:
-        path = os.path.join(self._directory, each.file)
-        count = each.count - cursor
-        whole = Damage(why, each.next_due_ms, each.last_due_ms, count)
-        try:
-            index = read_index(self._disk, path, each)
-        except CorruptFile:
-            self.damage.append(whole)
+            count = each.count - each.cursor
+            self.damage.append(Damage(str(error), each.next_due_ms, each.last_due_ms, count))
             nothing = Blob(b"", Home(each.file, each.position))
-            return Piecewise(each, each.count, each.last_due_ms, new_rows(0), [], [], nothing)
-        starts = index.starts()
-        end = min(each.count, cursor + PIECE_ROWS_MAX)
-        bodies_at = each.position + each.index_length + record.HEADER_BYTES
-        file = self._disk.open(path)
+            due_ms, rows = each.last_due_ms, new_rows(0)
+            self._passed.append(Piecewise(each, each.count, due_ms, rows, [], [], nothing))
+            return None
+
+    def _piece(self, taken: Taken, rows: Rows, crcs: npt.NDArray[np.uint32]) -> Piecewise:
         try:
-            length = int(starts[end] - starts[cursor])
-            data = bytes(file.pread(length, bodies_at + int(starts[cursor])))
-        finally:
-            file.close()
-        piece = cut_piece(each, index, cursor, end, data)
-        crcs = index.rows["crc32c"][cursor:end].tolist()
-        places = zip(piece.rows.home.tolist(), piece.rows.size.tolist(), crcs, strict=True)
+            return super()._piece(taken, rows, crcs)
+        except CorruptFile as error:
+            return self._what_is_left(taken, rows, crcs, str(error))
+
+    def _what_is_left(
+        self, taken: Taken, rows: Rows, crcs: npt.NDArray[np.uint32], why: str
+    ) -> Piecewise:
+        data = self._files.read(taken.window.block.file, taken.position, taken.size)
+        piece = cut_piece(taken, rows, data)
+        places = zip(rows.home.tolist(), rows.size.tolist(), crcs.tolist(), strict=True)
         good = np.array([google_crc32c.value(data[at : at + n]) == crc for at, n, crc in places])
-        rows = piece.rows.take(~good)
-        if len(rows):
-            due = rows.due_ms
-            self.damage.append(Damage(why, int(due.min()), int(due.max()), len(rows), rows, piece))
-        return piece._replace(rows=piece.rows.take(good))
+        lost = rows.take(~good)
+        if len(lost):
+            due = lost.due_ms
+            self.damage.append(Damage(why, int(due.min()), int(due.max()), len(lost), lost, piece))
+        return piece._replace(rows=rows.take(good))
 
 
 class TolerantSegments(FarSegments):
@@ -119,7 +117,8 @@ class TolerantSegments(FarSegments):
     def _load(
         self, blocks: Sequence[Block], horizon_ms: int, rows_max: int, bytes_max: int
     ) -> Load:
-        return TolerantLoad(self.directory, self._disk, blocks, horizon_ms, rows_max, bytes_max)
+        place = self.directory, self._disk
+        return TolerantLoad(*place, blocks, horizon_ms, rows_max, bytes_max, self._windows)
 
     def _cut(self, name: str, length: int) -> None:
         try:
@@ -133,7 +132,7 @@ class TolerantSegments(FarSegments):
         for each in self.blocks():
             everything = [each], each.last_due_ms + 1, NO_LIMIT, NO_LIMIT
             try:
-                Load(self.directory, self._disk, *everything).run()
+                Load(self.directory, self._disk, *everything, Windows()).run()
             except CorruptFile:
                 yield each
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from duemq_server.timer_service.far.far_segments import as_rows
+from duemq_server.timer_service.far.reading import as_rows
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.rows import Rows
 

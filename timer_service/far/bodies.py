@@ -15,7 +15,7 @@ from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import REMEDY, Index
-from duemq_server.timer_service.far.far_segments import as_rows, read_index
+from duemq_server.timer_service.far.reading import as_rows, read_index
 from duemq_server.timer_service.timers.rows import Blob, Rows
 
 Bytes = bytes | memoryview
@@ -35,6 +35,7 @@ class Files:
     def __exit__(self, *exception: object) -> None:
         for file in self._open.values():
             file.close()
+        self._open.clear()
 
     def path(self, name: str) -> str:
         """Where a file lies."""

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from duemq.protocol.due import Edges
 from duemq_server.storage.disk import Disk
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.far_segments import as_rows, period_of, read_index
+from duemq_server.timer_service.far.far_segments import period_of
+from duemq_server.timer_service.far.reading import as_rows, read_index
 from duemq_server.timer_service.timers.log_entries import SourceId
 from duemq_server.timer_service.timers.rows import Rows
 

@@ -1,8 +1,8 @@
 """Far timers on disk: blocks in due order, in one file a period of due times.
 
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler, except `Flush.run` and
-`Load.run`, which only read what they were given and write to disk; they may run in any one thread,
-one at a time.  No clock.
+`Load.run` (loading.py), which only touch what they were given and the disk; they may run in any one
+thread, one at a time.  No clock.
 
 A flush sorts a memtable by due time and appends to each period's file a block of what falls into
 the period.  The further away a timer is, the wider its period, so that a flush touches few files:
@@ -25,7 +25,6 @@ the noted lengths is cut, and files that the checkpoint does not know are delete
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import os
@@ -34,7 +33,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
@@ -45,17 +43,12 @@ from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.catalog import UNKNOWN, Block, Catalog, Ranges, ranges_of
 from duemq_server.timer_service.far.key_filter import KeyFilter
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk, KeyLookUp
+from duemq_server.timer_service.far.loading import Load, Windows
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.far.memtable import Piece
+from duemq_server.timer_service.far.reading import read_index
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import (
-    Blob,
-    Hashes,
-    Home,
-    Rows,
-    concatenate,
-    new_rows,
-)
+from duemq_server.timer_service.timers.rows import Hashes, Rows, concatenate
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -67,12 +60,6 @@ WIDTHS_MS = (
 )
 WIDEST_MS = 360 * DAY_MS
 SUFFIX = ".due"
-# A load follows the order of due times between blocks.  Where that would make it read few rows of
-# each at a time, it follows it up to so much.
-ORDER_SLACK_MS = 1_000
-FEW_ROWS = 64
-PIECE_ROWS_MAX = 4_096  # rows a load takes from one block before it looks at the others
-PIECE_BYTES_MAX = 1024 * 1024
 
 
 class NumberTables(NamedTuple):
@@ -80,18 +67,6 @@ class NumberTables(NamedTuple):
 
     sources: Sequence[SourceId]
     targets: Sequence[TargetId]
-
-
-class Piecewise(NamedTuple):
-    """Rows loaded from a block, in the block's own numbering of sources and targets."""
-
-    block: Block
-    cursor: int  # the block's, after this
-    next_due_ms: int
-    rows: Rows
-    sources: list[SourceId]
-    targets: list[TargetId]
-    blob: Blob
 
 
 def period_file(due_ms: int, now_ms: int) -> str:
@@ -122,6 +97,7 @@ class FarSegments:
         self.catalog = Catalog()
         self._pinned: Counter[str] = Counter()
         self.key_filter = KeyFilter()
+        self._windows = Windows()
         disk.makedirs(directory)
 
     def recover(self, lengths: dict[str, int], blocks: Iterable[Block]) -> None:
@@ -199,7 +175,8 @@ class FarSegments:
     def _load(
         self, blocks: Sequence[Block], horizon_ms: int, rows_max: int, bytes_max: int
     ) -> Load:
-        return Load(self.directory, self._disk, blocks, horizon_ms, rows_max, bytes_max)
+        windows = self._windows
+        return Load(self.directory, self._disk, blocks, horizon_ms, rows_max, bytes_max, windows)
 
     def loaded(self, load: Load) -> None:
         """The job ran: its blocks' cursors move."""
@@ -208,6 +185,7 @@ class FarSegments:
             piece.block.cursor = piece.cursor
             piece.block.next_due_ms = piece.next_due_ms
             if piece.cursor == piece.block.count:
+                self._windows.drop(piece.block)
                 number = self.catalog.done(piece.block)
                 if piece.block.keyed:
                     self.key_filter.remove(number)
@@ -411,112 +389,3 @@ class Flush:
                 0 if hashes is None else len(hashes),
             )
         )
-
-
-class Load:
-    """Reads timers from blocks, the first due first."""
-
-    def __init__(
-        self,
-        directory: str,
-        disk: Disk,
-        blocks: Sequence[Block],
-        horizon_ms: int,
-        rows_max: int,
-        bytes_max: int,
-    ) -> None:
-        self._directory = directory
-        self._disk = disk
-        self._blocks = blocks
-        self._horizon_ms = horizon_ms
-        self._rows_max = rows_max
-        self._bytes_max = bytes_max
-        self.pieces: list[Piecewise] = []
-
-    def run(self) -> None:
-        """Does the work.  Raises CorruptFile, DiskFailed."""
-        self.pieces = []
-        heap = [(each.next_due_ms, n, each.cursor) for n, each in enumerate(self._blocks)]
-        heapq.heapify(heap)
-        rows_left, bytes_left = self._rows_max, self._bytes_max
-        while heap and rows_left > 0 and bytes_left > 0:
-            due, number, cursor = heapq.heappop(heap)
-            if due >= self._horizon_ms:
-                return
-            others_ms = max(heap[0][0], due) if heap else self._horizon_ms
-            piece = self._read(self._blocks[number], cursor, others_ms, rows_left)
-            self.pieces.append(piece)
-            rows_left -= len(piece.rows)
-            bytes_left -= len(piece.blob.data)
-            if piece.cursor < piece.block.count:
-                heapq.heappush(heap, (piece.next_due_ms, number, piece.cursor))
-
-    def _read(self, each: Block, cursor: int, others_ms: int, rows_max: int) -> Piecewise:
-        path = os.path.join(self._directory, each.file)
-        index = read_index(self._disk, path, each)
-        starts = index.starts()
-        # Due before the others, and a few more; never beyond the horizon.
-        edges_ms = others_ms + 1, others_ms + ORDER_SLACK_MS, self._horizon_ms
-        in_order, near, end = np.searchsorted(index.rows["due_ms"], edges_ms, side="left").tolist()
-        end = min(end, max(in_order, min(near, cursor + FEW_ROWS)))
-        end = min(end, cursor + min(rows_max, PIECE_ROWS_MAX), each.count)
-        fits = int(np.searchsorted(starts, starts[cursor] + PIECE_BYTES_MAX, side="right")) - 1
-        end = max(cursor + 1, min(end, fits))
-        first, last = int(starts[cursor]), int(starts[end])
-        bodies_at = each.position + each.index_length + record.HEADER_BYTES
-        data = read_bytes(self._disk, path, bodies_at + first, last - first)
-        _check_records(path, bodies_at + first, data, index.rows[cursor:end])
-        return cut_piece(each, index, cursor, end, data)
-
-
-def cut_piece(each: Block, index: block.Index, cursor: int, end: int, data: bytes) -> Piecewise:
-    """Rows `cursor` to `end` of a block, whose bodies are `data`."""
-    first = int(index.starts()[cursor])
-    bodies_at = each.position + each.index_length + record.HEADER_BYTES
-    rows = as_rows(index, cursor, end)
-    due = int(index.rows["due_ms"][end]) if end < each.count else each.last_due_ms
-    blob = Blob(data, Home(each.file, bodies_at + first))
-    return Piecewise(each, end, due, rows, index.sources, index.targets, blob)
-
-
-def as_rows(index: block.Index, start: int, end: int) -> Rows:
-    """Rows of a block in columns, numbered as it does; homes are relative to the first's body."""
-    part, starts = index.rows[start:end], index.starts()[start:end]
-    rows = new_rows(len(part))
-    rows.wide[0], rows.wide[1] = part["due_ms"], part["offset"]
-    rows.narrow[0], rows.narrow[1] = part["source"], part["target"]
-    rows.narrow[2], rows.narrow[3] = starts - starts[:1], part["size"]
-    rows.narrow[4], rows.narrow[5] = part["tag_hash"], part["key_hash"]
-    if index.timer_key is None:
-        return rows
-    return dataclasses.replace(rows, timer_key=index.timer_key[start:end].astype(np.uint64))
-
-
-def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:
-    """Bytes of a file that must be there.  Raises CorruptFile."""
-    file = disk.open(path)
-    try:
-        data = bytes(file.pread(length, position))
-    finally:
-        file.close()
-    if len(data) < length:
-        raise CorruptFile(path, position + len(data), "ends too early", block.REMEDY)
-    return data
-
-
-def read_index(disk: Disk, path: str, each: Block) -> block.Index:
-    """The verified index of a block.  Raises CorruptFile."""
-    data = read_bytes(disk, path, each.position, each.index_length)
-    try:
-        entry = record.decode(memoryview(data), 0, each.position)
-        return block.decode_index(entry.body)
-    except ValueError as error:
-        raise CorruptFile(path, each.position, f"block index: {error}", block.REMEDY) from error
-
-
-def _check_records(path: str, position: int, data: bytes, rows: npt.NDArray[Any]) -> None:
-    start = 0
-    for size, crc in zip(rows["size"].tolist(), rows["crc32c"].tolist(), strict=True):
-        if google_crc32c.value(data[start : start + size]) != crc:
-            raise CorruptFile(path, position + start, "CRC-32C of a record is wrong", block.REMEDY)
-        start += size

@@ -37,7 +37,8 @@ from duemq_recurring.schedules import Schedules
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
 from duemq_server.timer_service.far.due_counts import DueCounts
-from duemq_server.timer_service.far.far_segments import FarSegments, Flush, Load
+from duemq_server.timer_service.far.far_segments import FarSegments, Flush
+from duemq_server.timer_service.far.loading import Load, Piecewise
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
@@ -60,7 +61,7 @@ from duemq_server.timer_service.timers.keys import KeyList
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Dispatched, Restarted, SourceId, TargetId
 from duemq_server.timer_service.timers.near import BLOB_BYTES, Near
-from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, runs
 from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 
 _log = logging.getLogger(__name__)
@@ -564,16 +565,38 @@ class Scheduler:
     def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
         """What was loaded becomes near."""
         self.segments.loaded(load)
-        for piece in load.pieces:
-            rows = self.numbers.translate(piece.rows, piece.sources, piece.targets)
-            self.topics.loaded(rows)
-            rows = self.drop_cancelled(rows, now_ms)
-            self.due_counts.loaded(piece.block, self.topics.slots(rows.target), rows.due_ms)
-            if len(rows):
-                self.admit(rows, piece.blob, now_ms, force=force)
+        pieces = [piece for piece in load.pieces if len(piece.rows)]
+        if pieces:
+            self._admit_loaded(pieces, now_ms, force)
         for piece in load.pieces:
             if piece.block.cursor == piece.block.count:
                 self.due_counts.done(piece.block)
+
+    def _admit_loaded(self, pieces: Sequence[Piecewise], now_ms: int, force: bool) -> None:
+        """`admit` of many pieces at once; those of which little is left, or not near, singly."""
+        counts = [len(piece.rows) for piece in pieces]
+        rows = self.numbers.translate_all(pieces)
+        of = np.repeat(np.arange(len(pieces), dtype=np.int32), counts)
+        self.topics.loaded(rows)
+        cancelled = self.tombstones.meet(rows, now_ms)
+        if cancelled is not None:
+            self.topics.met(rows.target[cancelled])
+            rows, of = rows.take(~cancelled), of[~cancelled]
+        if len(self.due_counts):
+            slots = self.topics.slots(rows.target)
+            for first, last in runs(of):
+                block = pieces[int(of[first])].block
+                self.due_counts.loaded(block, slots[first:last], rows.due_ms[first:last])
+        blobs = [piece.blob for piece in pieces]
+        kept = np.bincount(of, weights=rows.size, minlength=len(blobs)) * SPARSE
+        sparse = kept < [len(blob.data) for blob in blobs]
+        room = force or self.near.has_room(len(rows), sum(len(blob.data) for blob in blobs))
+        together = (rows.due_ms < self.horizon_ms(now_ms)) & ~sparse[of]
+        if room and together.any():
+            self.near.add_from(rows.take(together), blobs, of[together])
+            rows, of = rows.take(~together), of[~together]
+        for first, last in runs(of):
+            self.admit(rows.slice(first, last), blobs[int(of[first])], now_ms, force=force)
 
     # -- figures ----------------------------------------------------------
 

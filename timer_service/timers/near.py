@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,26 @@ class Near:
 
     def add(self, rows: Rows, blob: Blob) -> None:
         """Takes timers in whose bodies lie in `blob`.  Past due ones come out at once."""
+        if len(rows):
+            self._add(rows, self._hold(blob, len(rows)))
+
+    def add_from(self, rows: Rows, blobs: Sequence[Blob], of: Ids) -> None:
+        """As `add`, where the body of each row lies in another blob: `of` says in which."""
+        counts = np.bincount(of, minlength=len(blobs)).tolist()
+        held = zip(blobs, counts, strict=True)
+        numbers = [self._hold(blob, count) if count else -1 for blob, count in held]
+        if len(rows):
+            self._add(rows, np.array(numbers, dtype=np.int32)[of])
+
+    def _add(self, rows: Rows, blob: int | Ids) -> None:
         count = len(rows)
-        if not count:
-            return
         while self._free_count < count:
             self._grow(min(2 * self._capacity, max(self.rows_max, self._capacity + count)))
         self._free_count -= count
         ids = self._free[self._free_count : self._free_count + count].copy()
         self._rows.wide[:, ids] = rows.wide
         self._rows.narrow[:, ids] = rows.narrow
-        self._blob[ids] = self._hold(blob, count)
+        self._blob[ids] = blob
         self._state[ids] = WHEEL
         self._by_key.add(ids, keys_of(rows.source, rows.offset))
         if rows.timer_key is not None or self._rows.timer_key is not None:

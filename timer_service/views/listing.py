@@ -24,7 +24,7 @@ import numpy.typing as npt
 from duemq_server.timer_service.far.bodies import Bodies, Bytes, Files, InBlock, InMemory
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import Index
-from duemq_server.timer_service.far.far_segments import as_rows
+from duemq_server.timer_service.far.reading import as_rows
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Rows

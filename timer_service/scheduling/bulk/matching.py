@@ -19,7 +19,7 @@ from duemq_server.storage.record import InvalidEntryError
 from duemq_server.timer_service.far.bodies import Bytes, Files, Joined
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import REMEDY, Index
-from duemq_server.timer_service.far.far_segments import as_rows
+from duemq_server.timer_service.far.reading import as_rows
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId

@@ -2,8 +2,15 @@
 
 import numpy as np
 
-from duemq_server.timer_service.far.catalog import ANY, ENTRY, UNKNOWN, Catalog, Ranges, Table
-from duemq_server.timer_service.far.far_segments import Block
+from duemq_server.timer_service.far.catalog import (
+    ANY,
+    ENTRY,
+    UNKNOWN,
+    Block,
+    Catalog,
+    Ranges,
+    Table,
+)
 
 PERIOD = (0, 1_000)
 

@@ -1,17 +1,19 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
+from duemq_server.storage.disk import DiskFile
 from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.timer_service.far.far_block import ROWS_MAX
 from duemq_server.timer_service.far.far_segments import (
     DAY_MS,
-    FEW_ROWS,
     HOUR_MS,
     FarSegments,
-    Load,
     NumberTables,
     period_file,
 )
+from duemq_server.timer_service.far.loading import WINDOW_ROWS_MIN, Load, Window, Windows
 from duemq_server.timer_service.far.look_up import Query
 from duemq_server.timer_service.far.memtable import Memtable
 from duemq_server.timer_service.timers.keys import NOWHERE
@@ -141,23 +143,92 @@ def also(segments: FarSegments, *due_ms: int) -> None:
     segments.flushed(flush)
 
 
-def test_dense_blocks_of_one_time_are_loaded_in_due_order() -> None:
-    dense = [NOW + n // 3 for n in range(300)]
-    segments = segments_with(*dense)
-    also(segments, *dense)
+@pytest.mark.parametrize("apart_ms", [0, 1, 50])
+@pytest.mark.parametrize("blocks", [2, 7])
+def test_blocks_of_one_time_are_loaded_in_due_order(blocks: int, apart_ms: int) -> None:
+    """Also over the ends of windows, and of blocks that are of another time as well."""
+    each = [NOW + apart_ms * n // 3 for n in range(3 * WINDOW_ROWS_MIN)]
+    segments = segments_with(*each)
+    for n in range(1, blocks):
+        also(segments, *(due_ms + 100 * n for due_ms in each[: len(each) // n]))
+    count, loaded = segments.pending, []
     while segments.pending:
-        loaded = run(segments, segments.load(NOW + HOUR_MS, 150, MANY))
-        left_ms = segments.next_due_ms() or NOW + HOUR_MS
-        assert max(due_ms for due_ms, _, _ in loaded) - left_ms <= FEW_ROWS // 3 + 1
+        load = segments.load(NOW + HOUR_MS, 150, MANY)
+        found = sorted(due_ms for due_ms, _, _ in run(segments, load))
+        assert 0 < len(found) <= 150
+        assert found[-1] <= (segments.next_due_ms() or NOW + HOUR_MS)
+        loaded += found
+    assert loaded == sorted(loaded)
+    assert len(loaded) == count
 
 
-def test_of_sparse_blocks_a_second_is_read_at_once() -> None:
-    sparse = [NOW + 50 * n for n in range(100)]
-    segments = segments_with(*sparse)
-    also(segments, *sparse)
-    load = segments.load(NOW + HOUR_MS, 200, MANY)
-    run(segments, load)
-    assert len(load.pieces) <= 2 * (sparse[-1] - sparse[0]) // 1_000 + 2
+def test_a_load_reads_what_fits_and_one_timer_at_least() -> None:
+    segments = segments_with(*range(NOW, NOW + 10))
+    also(segments, *range(NOW, NOW + 10))
+    assert [each[0] for each in run(segments, segments.load(NOW + HOUR_MS, MANY, 30))] == [NOW] * 2
+    assert len(run(segments, segments.load(NOW + HOUR_MS, MANY, 1))) == 1
+
+
+class ReadsCounted(FaultyDisk):
+    """Counts the files that are opened for reading."""
+
+    opened = 0
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        self.opened += not create
+        return super().open(path, create=create)
+
+
+def test_the_next_loads_do_not_read_the_indexes_again() -> None:
+    disk = ReadsCounted()
+    due_ms = range(NOW, NOW + 3 * WINDOW_ROWS_MIN)
+    segments = segments_with(*due_ms, disk=disk)
+    for _ in range(20):
+        also(segments, *due_ms)
+    disk.opened = loads = 0
+    while segments.pending:
+        load(segments, NOW + HOUR_MS, rows=210)
+        loads += 1
+    # Bodies, once a load; indexes, for each half of a window at most.
+    assert disk.opened <= loads + 21 * 3 * 2
+
+
+def test_windows_are_bounded_and_a_window_is_of_its_block() -> None:
+    segments = segments_with(*range(NOW, NOW + ROWS_MAX))
+    also(segments, *range(NOW, NOW + ROWS_MAX))
+    first, second = segments.blocks()
+    indexes = [segments.index_of(each) for each in (first, second)]
+    one = Window(first, indexes[0], 0, 100)
+    windows = Windows(bytes_max=one.bytes)
+    windows.put(one)
+    assert windows.get(first) is one
+    windows.put(Window(second, indexes[1], 0, 100))
+    assert (windows.get(first), len(windows), windows.bytes) == (None, 1, one.bytes)
+    assert windows.get(dataclasses.replace(second)) is None  # made anew at its place
+    windows.drop(second)
+    assert (len(windows), windows.bytes) == (0, 0)
+
+
+def test_a_window_has_the_names_of_its_rows_only() -> None:
+    """A block may name thousands of topics; windows of thousands of blocks may be kept."""
+    targets = [TargetId("b", f"topic-{n}", -1) for n in range(2_000)]
+    rows, blob = timers(*range(NOW, NOW + 2_000))
+    rows.narrow[1] = range(2_000)
+    segments = FarSegments("/segments", FaultyDisk())
+    flush = segments.flush([(rows, blob)], NumberTables(TABLES.sources, targets), NOW)
+    flush.run()
+    segments.flushed(flush)
+    [block] = segments.blocks()
+    window = Window(block, segments.index_of(block), 100, 50)
+    assert window.targets == targets[100:151]
+    found = []
+    while segments.pending:
+        load = segments.load(NOW + HOUR_MS, 300, MANY)
+        load.run()
+        segments.loaded(load)
+        for piece in load.pieces:
+            found += [piece.targets[number] for number in piece.rows.target.tolist()]
+    assert found == targets
 
 
 def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
