@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, Self, TypeVar
 
-from duemq.protocol import checks
-
 __all__ = ["PendingSend", "Receipt"]
 
 log = logging.getLogger("duemq.producer")
@@ -33,6 +31,7 @@ class _Batch(Protocol):
     def due_ms_of(self, index: int) -> int: ...
     def replaced_of(self, index: int) -> str | None: ...
     def tell(self, first: int, count: int = 1) -> None: ...
+    def check_callback(self, callback: object) -> None: ...
     def on_done(self, wake: Callable[[], None]) -> bool: ...
 
 
@@ -135,7 +134,7 @@ class PendingSend:
         must not hold up: no blocking call of a client in it.  What it raises is logged.  Raises
         InvalidArgument for a coroutine function: nobody would await it.
         """
-        checks.plain_function("callback", callback, "a receipt")
+        self._batch.check_callback(callback)
         self._batch.tell(self._index)
         once = [callback]
 
