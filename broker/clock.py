@@ -9,7 +9,7 @@ again when the clock has gone on evenly for an hour, time enough for somebody to
 
 JUMP_MS = 60_000
 SETTLED_MS = 3_600_000
-# What a smaller step back makes early is waited for.
+# What a step back makes early by less is waited for.
 SET_BACK_MS_MIN = 1_000
 # Long enough for a timer service to try again, or to start again.
 SET_BACK_KEPT_MS = 60_000
@@ -40,25 +40,38 @@ class ClockWatch:
 
 
 class DueClock:
-    """Until when timers are due, by this broker's clock.
+    """Which clock says of a timer that it is due: this broker's, or that one as it was.
 
-    What was due before the clock was set back is not early.  Its service has sent it by then, or is
-    about to, and refused until the clock is there again it would hold up its queue for as long.
+    What was due before the clock was set back is no fault of who sends it.  Its service has sent it
+    by then, or is about to, and refused until the clock is there again it would hold up its queue
+    for as long.  What is due within a second is not meant: it waits for the clock as it is, so that
+    what fires from then on is never early.
     """
 
     def __init__(self, now_ms: int, steady_ms: int) -> None:
+        self.now_ms = now_ms
+        """At the last look."""
+        self._was_ms = 0  # what the clock would say now; 0: it was not set
         self._ahead_ms = now_ms - steady_ms
         self._was_ahead_ms = 0
         self._until_ms = steady_ms  # when the clock as it was counts no more
 
     def look(self, now_ms: int, steady_ms: int) -> int:
-        """What is due by then may be stored; for a while by the clock as it was."""
+        """How far the clock was set back since the last look, if that is too far to wait."""
         ahead_ms = now_ms - steady_ms
-        if ahead_ms < self._ahead_ms - SET_BACK_MS_MIN:
+        back_ms = self._ahead_ms - ahead_ms
+        if back_ms > SET_BACK_MS_MIN:
             if steady_ms >= self._until_ms or self._ahead_ms > self._was_ahead_ms:
                 self._was_ahead_ms = self._ahead_ms
             self._until_ms = steady_ms + SET_BACK_KEPT_MS
-        self._ahead_ms = ahead_ms
-        if steady_ms >= self._until_ms:
-            return now_ms
-        return max(now_ms, self._was_ahead_ms + steady_ms)
+        self.now_ms, self._ahead_ms = now_ms, ahead_ms
+        self._was_ms = self._was_ahead_ms + steady_ms if steady_ms < self._until_ms else 0
+        return back_ms if back_ms > SET_BACK_MS_MIN else 0
+
+    def of(self, due_ms: int) -> int:
+        """What the clock that counts for a timer said at the last look."""
+        return self._was_ms if self.was_due(due_ms) else self.now_ms
+
+    def was_due(self, due_ms: int) -> bool:
+        """Whether that is the clock as it was."""
+        return self._was_ms > self.now_ms and due_ms - self.now_ms > SET_BACK_MS_MIN

@@ -176,12 +176,13 @@ class SendRequests:
             checked = self._refused(received) | await asyncio.to_thread(_check_all, slow)
         else:
             checked = self._refused(received)
-        due_ms = await self._gate.hold(max(batch.not_before_ms for batch in received))
+        await self._gate.hold([batch.not_before_ms for batch in received])
         now_ms = self._now_ms()
         settled = 0
         outcomes: list[BatchOutcome] = []
         try:
             for index, batch in enumerate(received):
+                due_ms = self._gate.due_ms(batch.not_before_ms)
                 try:
                     _check_time(batch, due_ms)
                     accepted = self._store.send(batch, now_ms, checked.get(index), due_ms)

@@ -66,6 +66,14 @@ class Hidden:
             shown.append(queue)
         return shown
 
+    def shift(self, by_ms: int) -> None:
+        """The clock was set by so much: all that is hidden waits as long as before."""
+        for waiting in self._queues.values():
+            for at, (offset, until_ms) in enumerate(waiting):
+                waiting[at] = offset, until_ms + by_ms
+        # By the same for all of them, so the heap stays one.
+        self._next = [(until_ms + by_ms, count, queue) for until_ms, count, queue in self._next]
+
     @property
     def next_ms(self) -> int | None:
         """When `show` has something to do; None: nothing is hidden."""

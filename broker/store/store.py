@@ -39,7 +39,7 @@ from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.hidden import Hidden
+from duemq_server.broker.store.hidden import AHEAD_MS_MAX, Hidden
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
 from duemq_server.broker.store.queues import Queue
@@ -368,6 +368,11 @@ class Store:
         for queue in self.hidden.show(due_ms):
             if not queue.dropped:
                 self.on_visible(queue)
+
+    def clock_was_set(self, was_ms: int, back_ms: int) -> None:
+        """What is hidden is shown after the time that it would have taken; `was_ms`: if not set."""
+        self.tables.stamp_shown(was_ms + AHEAD_MS_MAX)
+        self.hidden.shift(-back_ms)
 
     # -- topics -----------------------------------------------------------------------------------
 

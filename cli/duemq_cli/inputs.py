@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -30,8 +31,8 @@ class Entry:
 
 
 def from_argument(body: str) -> Iterator[Entry]:
-    """The argument itself."""
-    yield Entry(1, body.encode())
+    """The argument itself, byte for byte as it was given."""
+    yield Entry(1, os.fsencode(body))
 
 
 def from_lines(lines: Iterable[bytes]) -> Iterator[Entry]:

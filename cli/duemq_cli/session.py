@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from duemq import telemetry
-from duemq.errors import DuemqError, MissingBroker, PartialAnswer
+from duemq.errors import DuemqError, MissingBroker, PartialAnswer, TopicNotFound
 from duemq.settings import (
     DEFAULT_NAMESERVER,
     NAMESERVER_VARIABLE,
@@ -89,12 +89,17 @@ class Session:
         return ConsumerSettings(client=self.client_settings, start_timeout_s=self.timeout_s)
 
     def missing(self, topic: str) -> tuple[MissingBroker, ...]:
-        """Brokers that may have messages of the topic and do not answer."""
+        """Brokers that may have messages of the topic and do not answer.
+
+        Raises TopicNotFound if all are there and none has it.
+        """
         try:
             with self.admin() as admin:
                 return admin.describe_topic(topic).missing
         except PartialAnswer as error:
             return error.missing
+        except TopicNotFound:
+            raise
         except DuemqError as error:
             return (MissingBroker("the brokers", str(error)),)
 

@@ -79,5 +79,6 @@ def local_time(epoch_ms: int) -> str:
     """Epoch milliseconds as people read them, in the local time zone."""
     if not epoch_ms:
         return "-"
-    moment = datetime.fromtimestamp(epoch_ms / 1000).astimezone()
+    seconds, ms = divmod(epoch_ms, 1000)  # a float would be a millisecond less at times
+    moment = datetime.fromtimestamp(seconds).replace(microsecond=ms * 1000).astimezone()
     return moment.isoformat(sep=" ", timespec="milliseconds")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 import click
 
@@ -20,6 +21,7 @@ MOMENT_RULE = (
 DUE_RULE = "RFC 3339 with a time zone, as 2030-01-31T09:00:00Z, or epoch milliseconds"
 DELAY_RULE = "250ms, 5s, 1h30m, 2d …"
 
+Due = datetime | int
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
 
 
@@ -39,14 +41,16 @@ def moment(*words: str) -> Callback:
     return check
 
 
-def due_time(context: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """When to deliver, in epoch milliseconds."""
+def due_time(context: click.Context, param: click.Parameter, value: str | None) -> Due | None:
+    """When to deliver; text stays a time, which is never taken for seconds."""
     if value is None:
         return None
     try:
-        return due.deliver_at_ms(int(value) if value.isdecimal() else value)
-    except InvalidArgument:
+        moment = int(value) if value.isdecimal() else datetime.fromisoformat(value)
+        due.deliver_at_ms(moment)
+    except (InvalidArgument, ValueError):
         raise _no(value, param, "time to deliver at", DUE_RULE, "deliver_at") from None
+    return moment
 
 
 def delay(context: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -31,6 +31,7 @@ class _Batch(Protocol):
     def due_ms_of(self, index: int) -> int: ...
     def replaced_of(self, index: int) -> str | None: ...
     def tell(self, first: int, count: int = 1) -> None: ...
+    def check_callback(self, callback: object) -> None: ...
     def on_done(self, wake: Callable[[], None]) -> bool: ...
 
 
@@ -130,8 +131,10 @@ class PendingSend:
         """Calls `callback` with this receipt once it is done; at once, and here, if it is.
 
         Else in the producer's event loop (of a blocking producer: the thread "duemq-io"), which it
-        must not hold up: no blocking call of a client in it.  What it raises is logged.
+        must not hold up: no blocking call of a client in it.  What it raises is logged.  Raises
+        InvalidArgument for a coroutine function: nobody would await it.
         """
+        self._batch.check_callback(callback)
         self._batch.tell(self._index)
         once = [callback]
 

@@ -384,7 +384,7 @@ async def test_a_group_is_put_at_every_broker(cluster, topic, admin) -> None:
     [
         ({"retries_max": -1}, "retries_max"),
         ({"retries_max": 1 << 40}, "retries_max"),
-        ({"retry_delays": "soon"}, "delay"),
+        ({"retry_delays": "soon"}, "retry_delays"),
         ({"retry_delays": ["1s"], "exponential": ("1s", 2.0, "1m")}, "exponential"),
         ({"exponential": ("1s", 0.1, "1m")}, "multiplier"),
         ({"retry_delays": [1] * 300}, "delays_ms"),

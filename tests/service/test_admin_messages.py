@@ -10,7 +10,7 @@ from duemq.administering import finding
 from duemq.aio import Admin, Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import DeliveryState, FoundMessages
-from duemq.errors import InvalidArgument, QueueNotFound, TopicNotFound
+from duemq.errors import InvalidArgument, QueueNotFound, TopicNotFound, Unavailable
 from duemq.settings import ClientSettings
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -144,6 +144,21 @@ async def test_illegal_look_ups(topic, admin, options, kind, field: str) -> None
     with pytest.raises(kind) as caught:
         await admin.find_messages(topic, **options)
     assert caught.value.field == field
+
+
+async def test_a_broker_that_nobody_ever_heard_of_is_said_at_once(
+    topic, cluster, monkeypatch
+) -> None:
+    """A look-up does not wait until it comes."""
+    async with Admin(cluster.nameserver) as admin:
+
+        def wait(*_: object) -> None:
+            raise AssertionError("it was asked")
+
+        monkeypatch.setattr(admin._asker, "at", wait)
+        with pytest.raises(Unavailable, match="nosuch is not there; live ones: b0, b1") as raised:
+            await admin.find_messages(topic, broker="nosuch")
+        assert raised.value.field == "broker"
 
 
 async def test_unknown_topics_and_ids(topic, admin) -> None:

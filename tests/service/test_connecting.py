@@ -15,6 +15,7 @@ from duemq.v1 import broker_pb2, timer_pb2
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 from tests.service.fake_cluster import FakeCluster
+from tests.service.running_cluster import until
 
 SOON = ClientSettings(connect_timeout_s=1.5)
 # Far more than a diagnosis takes: who waits for this has not found out.
@@ -53,6 +54,22 @@ async def test_nobody_listens():
     assert f"connection refused at {address}" in error.message
     assert "duemq up" in error.message
     assert (error.field, error.value) == ("nameserver", address)
+
+
+async def test_who_waits_for_long_says_early_for_what(caplog):
+    """Once: it is the first thing that a program does, and nothing else would be heard of it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        client = Client(address, LONG)
+        starting = asyncio.create_task(client.start())
+        await until(lambda: bool(caplog.records))
+        assert not starting.done()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    [said] = caplog.records
+    assert said.levelname == "WARNING"
+    assert f"waiting for 60 s: connection refused at {address}" in said.message
 
 
 async def test_no_such_host():

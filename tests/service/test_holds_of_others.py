@@ -10,13 +10,17 @@ import pytest
 from duemq.aio import Admin
 from duemq.errors import Unavailable
 from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
+from duemq.v1 import timer_holds_pb2
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.disk import place
-from duemq_server.timer_service.edge.others.holds_of_others import HoldsOfOthers
+from duemq_server.timer_service.edge.others.holds_of_others import READINGS_MAX, HoldsOfOthers
 from duemq_server.timer_service.edge.others.other_shards import OtherShards
 from duemq_server.timer_service.far.numbering import Numbering
+from duemq_server.timer_service.scheduling.holding import changes
+from duemq_server.timer_service.scheduling.holding.holds import Holds
 from tests.crash.faulty_disk import FaultyDisk
+from tests.property.timer_world import World
 from tests.service.running_cluster import Cluster, until
 from tests.service.test_changing_shards import Shards, cluster, send_to, shards
 from tests.service.test_timer_service import HOUR_MS, TOPIC
@@ -31,7 +35,7 @@ def holds_of(lost: Sequence[LostTimer]) -> HoldsOfOthers:
     """Of shard 1 of 2, which is new; nobody else is alive."""
     routes = RouteCache()
     routes.apply(Update(whole=True, lost_timers=tuple(lost)))
-    shard: Any = SimpleNamespace(scheduler=SimpleNamespace(numbers=Numbering()))
+    shard: Any = SimpleNamespace(scheduler=SimpleNamespace(numbers=Numbering(), holds=Holds()))
     return HoldsOfOthers(shard, OtherShards(routes, "t1", PLACE), PLACE)
 
 
@@ -45,6 +49,81 @@ def test_who_was_this_shard_before_is_not_waited_for() -> None:
     before = LostTimer(TimerShard("lost", "127.0.0.1:1", 1, 2), since_ms=0, stopped=False)
     asyncio.run(holds_of([before]).adopt())
     asyncio.run(holds_of([]).adopt())
+
+
+class Others(HoldsOfOthers):
+    """One other shard, whose answers are given; each may take what happens meanwhile."""
+
+    def __init__(self, *answers: list[timer_holds_pb2.TimerHold] | Unavailable) -> None:
+        self.world = World()
+
+        async def change(decide: Any, *, makes_room: bool) -> Any:
+            return decide(self.world.scheduler, 0)
+
+        shard: Any = SimpleNamespace(scheduler=self.world.scheduler, change=change)
+        super().__init__(shard, OtherShards(routes_of("t0"), "t1", PLACE), PLACE)
+        self.answers = list(answers)
+        self.meanwhile = lambda: None
+
+    async def _holds(self, shard: TimerShard, only_old: bool) -> Any:
+        self.meanwhile()
+        return self.answers.pop(0)
+
+    @property
+    def held(self) -> list[str]:
+        return sorted(each.topic for each in self.world.scheduler.holds)
+
+
+def routes_of(*names: str) -> RouteCache:
+    routes = RouteCache()
+    timers = tuple(TimerShard(name, "127.0.0.1:1", 0, 2) for name in names)
+    routes.apply(Update(whole=True, timers=timers))
+    return routes
+
+
+def held(*topics: str, resuming: bool = False) -> list[timer_holds_pb2.TimerHold]:
+    return [timer_holds_pb2.TimerHold(topic=each, resuming=resuming) for each in topics]
+
+
+async def test_what_is_held_is_read_again_until_nothing_is_new() -> None:
+    others = Others(held("a", "b"), held("b", "c"), held("b", "c"))
+    await others.adopt()
+    assert (others.held, others.answers) == (["b", "c"], [])
+    assert not others.world.scheduler.holds.adoptions
+
+
+async def test_what_is_resumed_here_while_others_answer_does_not_come_back() -> None:
+    others = Others(held("a"), held("a"))
+    others.meanwhile = lambda: changes.resume(others.world.scheduler, 0, "a", "")
+    await others.adopt()
+    assert others.held == []
+
+
+async def test_what_others_are_resuming_is_not_taken_over() -> None:
+    """Nothing waits here that could be dropped, and nobody would ask for its end again."""
+    others = Others(held("a", resuming=True) + held("b"), held("b"))
+    await others.adopt()
+    assert others.held == ["b"]
+
+
+async def test_who_does_not_answer_again_has_resumed_nothing() -> None:
+    others = Others(held("a"), Unavailable("away"), held("a"))
+    with pytest.raises(Unavailable, match="away"):
+        await others.adopt()
+    assert others.held == ["a"]
+    await others.adopt()
+    assert others.held == ["a"]
+    others = Others(held("a"), Unavailable("away"), held(), held())
+    with pytest.raises(Unavailable):
+        await others.adopt()
+    await others.adopt()
+    assert others.held == []
+
+
+async def test_what_changes_all_the_time_is_read_again_later() -> None:
+    others = Others(*([held("a"), held("b")] * (READINGS_MAX // 2)))
+    with pytest.raises(Unavailable, match="changes while it is read"):
+        await others.adopt()
 
 
 async def test_a_shard_that_comes_back_holds_what_was_held_meanwhile(

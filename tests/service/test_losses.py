@@ -3,12 +3,21 @@
 import asyncio
 import logging
 import sys
+from functools import partial
 
 import pytest
 
 import duemq
 from duemq import aio
-from duemq.errors import Closed, DuemqError, NotAllSent, Timeout, TooLarge, TopicNotFound
+from duemq.errors import (
+    Closed,
+    DuemqError,
+    InvalidArgument,
+    NotAllSent,
+    Timeout,
+    TooLarge,
+    TopicNotFound,
+)
 from duemq.settings import ProducerSettings
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
@@ -178,6 +187,27 @@ async def test_a_deadline_that_passes_is_told(cluster):
         assert isinstance(await told, Timeout)
 
 
+def test_another_event_loop_is_refused_at_once():
+    """Nothing would ever wake who waits there."""
+
+    async def started():
+        cluster = FakeCluster()
+        await cluster.start("a")
+        producer = aio.Producer(cluster.nameserver)
+        await producer.start()
+        await producer.send("t", b"x")
+        return cluster, producer
+
+    with asyncio.Runner() as own:
+        cluster, producer = own.run(started())
+        for use in (lambda: producer.send("t", b"y"), lambda: producer.ready("t"), producer.close):
+            with asyncio.Runner() as other, pytest.raises(Closed, match="another event loop"):
+                other.run(asyncio.wait_for(use(), 30))
+        own.run(producer.send("t", b"z"))
+        own.run(producer.close())
+        own.run(cluster.stop())
+
+
 async def test_done_callbacks(cluster):
     async with aio.Producer(cluster.nameserver) as producer:
         told = []
@@ -188,6 +218,29 @@ async def test_done_callbacks(cluster):
         assert told == [pending]
         pending.add_done_callback(lambda each: told.append(each.message_id))
         assert told == [pending, receipt.message_id]
+
+
+class Awaited:
+    async def __call__(self, pending):
+        """Nobody awaits what it returns."""
+
+
+async def awaited(pending):
+    """Likewise."""
+
+
+def generating(pending):
+    yield pending
+
+
+@pytest.mark.parametrize("callback", [None, 5, awaited, Awaited(), partial(awaited), generating])
+async def test_a_done_callback_that_would_not_run_is_refused_at_once(cluster, callback):
+    async with aio.Producer(cluster.nameserver) as producer:
+        pending = producer.submit("t", b"x")
+        with pytest.raises(InvalidArgument) as raised:
+            pending.add_done_callback(callback)
+        assert raised.value.field == "callback"
+        await pending
 
 
 async def test_done_callbacks_of_a_blocking_producer(cluster):
@@ -204,6 +257,7 @@ async def test_done_callbacks_of_a_blocking_producer(cluster):
 
 LEFT = """
 import sys
+from functools import partial
 import duemq
 
 def hand_over():

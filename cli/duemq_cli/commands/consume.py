@@ -15,7 +15,7 @@ import click
 
 from duemq import Message, PushConsumer, Sql
 from duemq.consumer.settings import Order, StartFrom
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, TopicNotFound
 from duemq.outcomes import NotTaken
 from duemq.protocol.moments import epoch_ms
 from duemq_cli import completion, interrupts
@@ -88,12 +88,15 @@ def consume(
     What was printed is committed: the group goes on after it.  TIME is RFC 3339 with a time zone,
     epoch milliseconds, or how long ago: -1h, -2d.  To look without a group: `duemq tail`.
 
-    The exit code is 130 after Ctrl-C, 5 if it ended while a broker of the topic was away.  With
-    --json each message is message_id, topic, broker, queue, offset, key, tag, body, attempt,
-    born_ms, store_ms, due_ms, properties; a body that is not UTF-8 text is in body_base64, and body
-    is null.  One that was delayed under a timer_key has that.  A message that the group had sent
-    back has retry: origin_topic, origin_broker, origin_queue, origin_offset, first_failed_ms,
-    last_failed_ms, error, group; its broker, queue and offset are those of %RETRY%GROUP.
+    A topic that is not there is waited for.
+
+    The exit code is 130 after Ctrl-C, 4 if there was no such topic at the end, 5 if it ended while
+    a broker of the topic was away.  With --json each message is message_id, topic, broker, queue,
+    offset, key, tag, body, attempt, born_ms, store_ms, due_ms, properties; a body that is not UTF-8
+    text is in body_base64, and body is null.  One that was delayed under a timer_key has that.  A
+    message that the group had sent back has retry: origin_topic, origin_broker, origin_queue,
+    origin_offset, first_failed_ms, last_failed_ms, error, group; its broker, queue and offset are
+    those of %RETRY%GROUP.
 
     \b
     Examples:
@@ -124,6 +127,7 @@ def consume(
         consumer,
     ):
         session.output.warn_missing(consumer.missing)
+        _say_if_absent(session, topic)
         threading.Thread(target=printer.follow, args=(consumer,), daemon=True).start()
         printer.wait(idle_timeout)
     printer.closed = True
@@ -136,6 +140,13 @@ def consume(
     missing = session.missing(topic)
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+def _say_if_absent(session: Session, topic: str) -> None:
+    try:
+        session.missing(topic)
+    except TopicNotFound as error:
+        session.output.note(f"{error.message} yet: it is waited for")
 
 
 @contextmanager

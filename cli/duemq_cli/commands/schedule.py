@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import click
@@ -77,7 +78,7 @@ def add(
     session.changes()
     with session.admin() as admin:
         outcome, found = admin.put_schedule(
-            name, body=body.encode(), properties=named_properties(properties), **options
+            name, body=os.fsencode(body), properties=named_properties(properties), **options
         )
     row = {"outcome": outcome, **_row(found)}
     session.output.record(row, f"{outcome}  {name}, next {_when(found)}")

@@ -10,11 +10,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 
 from duemq.errors import DuemqError, Internal, MissingBroker, PartialAnswer, Unavailable
+from duemq.protocol import checks
 from duemq.protocol.route import Broker
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
@@ -101,8 +104,37 @@ class Asker:
         )
 
 
+# By annotation.  Protobuf would not name the argument; other types are checked by each method.
+_KINDS = {
+    "str": (checks.is_text, "text"),
+    "bool": (lambda value: type(value) is bool, "True or False"),
+    "int": (lambda value: type(value) is int, "a whole number"),
+}
+
+
+def _typed(method: Callable[..., Any]) -> Callable[..., Any]:
+    names, kinds = method.__code__.co_varnames, method.__annotations__
+
+    @wraps(method)
+    async def checked(*args: Any, **named: Any) -> Any:
+        for name, value in (*zip(names, args, strict=False), *named.items()):
+            kind, optional, _ = kinds.get(name, "").partition(" | None")
+            if kind in _KINDS and not (optional and value is None):
+                fits, words = _KINDS[kind]
+                if not fits(value):
+                    raise checks.wrong(name, value, words)
+        return await method(*args, **named)
+
+    return checked
+
+
 class Asking:
-    """What each part of the admin client stands on."""
+    """What each part of the admin client stands on; its methods check their arguments' types."""
+
+    def __init_subclass__(cls) -> None:
+        for name, method in tuple(vars(cls).items()):
+            if iscoroutinefunction(method) and not name.startswith("_"):
+                setattr(cls, name, _typed(method))
 
     def __init__(self, client: Client) -> None:
         self._client = client

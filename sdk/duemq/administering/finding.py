@@ -47,8 +47,8 @@ def request_of(
     messages), for both of them, for what is no moment, and for a range of time with nothing in it.
     """
     for field, value in (("message_id", message_id), ("key", key)):
-        if value == "":
-            raise checks.wrong(field, value, "text that is not empty, or None for all")
+        if value is not None:  # empty it would be all of them
+            checks.filled(field, value)
     checks.at_most_one(message_id=message_id, key=key)
     now_ms = time.time_ns() // 1_000_000
     from_ms = 0 if since is None else epoch_ms(since, now_ms, "since")

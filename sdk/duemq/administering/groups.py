@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from duemq.administering.asking import (
     SHOWN_WITHOUT_TIMEOUT_S,
@@ -337,12 +337,22 @@ def _done(by_broker: Iterable[str], what: str) -> str:
 
 def _by_broker(queues: Iterable[tuple[str, int]] | None) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for broker, queue in queues or ():
-        checks.between("queues", queue, 0, QUEUES_MAX - 1)
+    for broker, queue in _pairs(queues):
+        checks.whole("queues", queue, 0, QUEUES_MAX - 1)
         found.setdefault(broker, []).append(queue)
     if queues is not None and not found:
         raise checks.wrong("queues", [], "(broker, queue) pairs, or None for all")
     return found
+
+
+def _pairs(queues: object) -> Iterable[tuple[str, int]]:
+    listed: list[Any] = (
+        [] if queues is None else list(queues) if isinstance(queues, Iterable) else [queues]
+    )
+    for each in listed:
+        if not (isinstance(each, Sequence) and len(each) == 2 and isinstance(each[0], str)):
+            raise checks.wrong("queues", each, "(broker, queue) pairs, or None for all")
+    return listed
 
 
 def _check_topic(topic: str | None) -> None:

@@ -29,6 +29,7 @@ from duemq.protocol import checks, moments
 from duemq.protocol.limits import OFFSET_MAX, QUEUE_ID_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import TIMER_TOPIC, group_of, is_retry
+from duemq.settings import TIMEOUT_S
 from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
 
 LIMIT_MAX = 10_000
@@ -65,9 +66,10 @@ class Messages(Asking):
         set.
 
         Brokers that do not answer, or not to the end within `timeout_s`, are in `missing`.  Raises
-        TopicNotFound, QueueNotFound, InvalidArgument.
+        TopicNotFound, QueueNotFound, InvalidArgument; Unavailable for a `broker` never heard of.
         """
         checks.between("limit", limit, 1, LIMIT_MAX)
+        checks.number("timeout_s", timeout_s, 0, TIMEOUT_S[1])
         request = finding.request_of(
             topic, message_id=message_id, key=key, since=since, until=until
         )
@@ -82,6 +84,8 @@ class Messages(Asking):
         broker: str | None,
         timeout_s: float,
     ) -> finding.Found:
+        if broker is not None and all(each.name != broker for each in self._client.missing):
+            self._client.broker(broker)  # what never was here is not waited for
         brokers = None if broker is None else [broker]
         found = await finding.find(
             self._asker, request, limit, brokers=brokers, timeout_s=timeout_s
@@ -109,6 +113,7 @@ class Messages(Asking):
         not to the end within `timeout_s` a look-up, are in `missing`.  Raises InvalidArgument.
         """
         checks.filled("message_id", message_id)
+        checks.number("timeout_s", timeout_s, 0, TIMEOUT_S[1])
         now_ms = time.time_ns() // 1_000_000
         from_ms = 0 if since is None else moments.epoch_ms(since, now_ms, "since")
         missing: list[MissingBroker] = []

@@ -18,6 +18,7 @@ from duemq.protocol.limits import TIMERS_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic
 from duemq.protocol.route import TimerShard
+from duemq.protocol.timer_keys import check_timer_key
 from duemq.transport import retrying, status
 from duemq.v1 import timer_inspector_pb2
 from duemq.v1.message_pb2 import TimerHandle
@@ -162,6 +163,9 @@ def _request(
     bodies: bool,
 ) -> timer_inspector_pb2.ListTimersRequest:
     check_topic(topic)
+    if key_prefix != "":
+        check_timer_key(key_prefix, "key_prefix")
+    checks.flag("bodies", bodies)
     now_ms = time.time_ns() // 1_000_000
     if limit is not None:
         checks.whole("limit", limit, 1, 1 << 40)

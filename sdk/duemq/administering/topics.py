@@ -12,6 +12,7 @@ from duemq.administering.asking import Asking, Method, refuse_missing
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
 from duemq.errors import DuemqError, MissingBroker, TopicExists, TopicNotFound
 from duemq.protocol import checks
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
@@ -33,6 +34,8 @@ class Topics(Asking):
         broker's.  One queue on one broker keeps the order of all messages.  Raises InvalidArgument,
         TopicExists if no broker lacks it, Unavailable if one of them is away.
         """
+        checks.whole("queues", queues, 0, QUEUES_MAX)
+        checks.whole("message_bytes_max", message_bytes_max, 0, (1 << 32) - 1)
         config = admin_pb2.TopicConfig(
             name=name, queues=queues, message_bytes_max=message_bytes_max
         )
@@ -57,10 +60,10 @@ class Topics(Asking):
     def _chosen(self, names: Iterable[str] | None) -> Sequence[Broker]:
         if names is None:
             return self._asker.brokers()
-        chosen = [self._client.broker(name) for name in sorted(set(names))]
-        if not chosen:
-            raise checks.wrong("brokers", [], "names of brokers, or None for all")
-        return chosen
+        listed = [] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+        if not listed or not all(isinstance(name, str) for name in listed):
+            raise checks.wrong("brokers", listed or names, "a list of names, or None for all")
+        return [self._client.broker(name) for name in sorted(set(listed))]
 
     async def _create_at(self, broker: str, config: admin_pb2.TopicConfig) -> bool:
         """Whether it was made there now; False: it exists."""

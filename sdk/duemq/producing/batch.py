@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from duemq.producing import batch_encoding, handle
 from duemq.producing.batch_encoding import Extras, Numbers
+from duemq.protocol import checks
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.tracing import sends, spans
 from duemq.tracing.sampling import NEVER
@@ -294,6 +295,10 @@ class Batch:
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
+
+    def check_callback(self, callback: object) -> None:
+        """Raises InvalidArgument for what is none."""
+        checks.plain_function("callback", callback, "a receipt")
 
     def on_done(self, wake: Callable[[], None]) -> bool:
         """Has `wake` called once the batch is done; False: it is done, do not wait.

@@ -110,7 +110,9 @@ class Intake:
         `common`: the options of what is only a body.  Raises InvalidArgument, TooLarge before the
         first, for them and for a wrong message of a list or tuple.
         """
-        if isinstance(messages, bytes | bytearray | memoryview | str):
+        if not isinstance(messages, Iterable) or isinstance(
+            messages, bytes | bytearray | memoryview | str
+        ):
             raise InvalidArgument(
                 "send_many takes an iterable of messages, not one message",
                 field="messages",

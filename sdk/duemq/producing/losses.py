@@ -11,7 +11,6 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from duemq.errors import DuemqError, NotAllSent
@@ -38,8 +37,8 @@ class Losses:
 
         Raises InvalidArgument for what cannot be called, or of which nothing would run.
         """
-        if on_error is not None and (not callable(on_error) or iscoroutinefunction(on_error)):
-            raise checks.wrong("on_error", on_error, "a plain function of a receipt and an error")
+        if on_error is not None:
+            checks.plain_function("on_error", on_error, "a receipt and an error")
         self._receipt_of = receipt_of
         self._on_error = on_error
         self._kept: deque[tuple[Batch, DuemqError]] = deque()

@@ -76,6 +76,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self._timer_calls.start()
         settings = self._settings
         loop, blocking = asyncio.get_running_loop(), self._blocking
+        self._loop = loop
 
         def wake_pump() -> None:
             if blocking:
@@ -219,6 +220,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         """
         if self._closed:
             return
+        if self._sender is not None:
+            self._check_loop()
         self._closed = True
         try:
             if self._sender is not None:
@@ -244,6 +247,11 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
                 raise
             # The error of the body says more; what was not stored is in the log.
 
+    def _check_loop(self) -> None:
+        # Elsewhere nothing would ever wake who waits.
+        if asyncio.get_running_loop() is not self._loop:
+            raise Closed("the producer belongs to another event loop")
+
     def _running(self) -> Sender:
         if self._closed:
             raise Closed("the producer is closed")
@@ -260,6 +268,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
     async def _ready(self, topic: str) -> Target:
         """The topic's target, once there is room."""
         sender = self._running()
+        self._check_loop()
         target = self.targets.get(topic)
         if target is None:
             target = await sender.open_target(topic)

@@ -5,6 +5,7 @@ All raise InvalidArgument, which names the field, the value and what is allowed.
 
 import re
 from collections.abc import Collection
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 
 from duemq.errors import InvalidArgument
 
@@ -69,6 +70,15 @@ def instance(field: str, value: object, kind: type) -> None:
         raise wrong(field, value, f"a {kind.__name__}")
 
 
+def plain_function(field: str, value: object, arguments: str) -> None:
+    """What runs when it is called."""
+    kinds = iscoroutinefunction, isgeneratorfunction, isasyncgenfunction
+    if not callable(value) or any(
+        kind(each) for kind in kinds for each in (value, type(value).__call__)
+    ):
+        raise wrong(field, value, f"a plain function of {arguments}")
+
+
 def count(field: str, found: int, low: int, high: int, what: str = "of them") -> None:
     """How many there are; `what` is in the error: `handles: 20000 in a request, at most …`."""
     if not low <= found <= high:
@@ -83,9 +93,14 @@ def length(field: str, text: str, low: int, high: int) -> None:
     count(field, len(text), low, high, "characters")
 
 
+def is_text(value: object) -> bool:
+    """Text that UTF-8 has: no half of a surrogate pair."""
+    return isinstance(value, str) and value.encode(errors="ignore").decode() == value
+
+
 def filled(field: str, text: object) -> None:
     """A text that is not empty."""
-    if not isinstance(text, str) or not text:
+    if not is_text(text) or not text:
         raise wrong(field, text, "text that is not empty")
 
 

@@ -59,24 +59,25 @@ def due_of(
     return Due(DELAY_LEVELS, delay_level)
 
 
-def delay_ms(delay: float | timedelta | str) -> int:
+def delay_ms(delay: float | timedelta | str, field: str = "delay") -> int:
     """Seconds, a timedelta, or text as `250ms`, `5s`, `1.5h`, `1h30m` → milliseconds.
 
-    Raises InvalidArgument for what is negative, not finite, unreadable or beyond the year 9999.
+    Raises InvalidArgument, naming `field`, for what is negative, not finite, unreadable or beyond
+    the year 9999.
     """
     if isinstance(delay, timedelta):
         milliseconds = _ceiling_of(Decimal(delay // _MICROSECOND) / 1000)
     elif isinstance(delay, str):
-        milliseconds = _text_ms(delay)
+        milliseconds = _text_ms(delay, field)
     elif isinstance(delay, int | float) and not isinstance(delay, bool):
         try:
             milliseconds = _ceiling_of(Decimal(str(delay)) * 1000)
         except (InvalidOperation, OverflowError, ValueError):
-            raise _bad_delay(delay) from None
+            raise _bad_delay(delay, field) from None
     else:
-        raise _bad_delay(delay)
+        raise _bad_delay(delay, field)
     if not 0 <= milliseconds <= DUE_MS_MAX:
-        raise _bad_delay(delay)
+        raise _bad_delay(delay, field)
     return milliseconds
 
 
@@ -115,17 +116,17 @@ def refuse_seconds(moment: object, field: str) -> None:
         )
 
 
-def _text_ms(text: str) -> int:
+def _text_ms(text: str, field: str) -> int:
     total, position = Decimal(0), 0
     stripped = text.strip()
     while position < len(stripped):
         part = _PART.match(stripped, position)
         if part is None:
-            raise _bad_delay(text)
+            raise _bad_delay(text, field)
         total += Decimal(part[1]) * UNITS_MS[part[2]]
         position = part.end()
     if not stripped:
-        raise _bad_delay(text)
+        raise _bad_delay(text, field)
     return _ceiling(total)
 
 
@@ -138,9 +139,9 @@ def _ceiling(number: Decimal) -> int:
     return int(number.to_integral_value(ROUND_CEILING))
 
 
-def _bad_delay(delay: object) -> InvalidArgument:
+def _bad_delay(delay: object, field: str) -> InvalidArgument:
     return checks.wrong(
-        "delay",
+        field,
         delay,
         "seconds, a timedelta, or text as 250ms, 5s, 1h30m; from 0 on, and due before the year"
         " 10000",

@@ -33,7 +33,8 @@ class ExponentialDelays:
     @classmethod
     def of(cls, initial: Delay, multiplier: float, longest: Delay) -> "ExponentialDelays":
         """As callers write delays.  Raises InvalidArgument."""
-        return cls(due.delay_ms(initial), multiplier, due.delay_ms(longest))
+        checks.number("multiplier", multiplier, 1, MULTIPLIER_MAX)
+        return cls(due.delay_ms(initial, "initial"), multiplier, due.delay_ms(longest, "longest"))
 
     def check(self) -> None:
         """Raises InvalidArgument."""
@@ -107,8 +108,13 @@ def policy_of(
     checks.at_most_one(retry_delays=retry_delays, exponential=exponential)
     if isinstance(retry_delays, str):
         retry_delays = retry_delays.split()
+    if retry_delays is not None and not isinstance(retry_delays, Sequence):
+        raise checks.wrong("retry_delays", retry_delays, "a list of delays, or one text")
     if retry_delays is not None and not retry_delays:
         raise checks.wrong("retry_delays", "", "1 delay or more; None for the brokers' own")
-    if isinstance(exponential, tuple):
+    if isinstance(exponential, tuple) and len(exponential) == 3:
         exponential = ExponentialDelays.of(*exponential)
-    return RetryPolicy(retries_max, tuple(map(due.delay_ms, retry_delays or ())), exponential)
+    elif exponential is not None and not isinstance(exponential, ExponentialDelays):
+        raise checks.wrong("exponential", exponential, "(initial, multiplier, longest)")
+    delays_ms = tuple(due.delay_ms(each, "retry_delays") for each in retry_delays or ())
+    return RetryPolicy(retries_max, delays_ms, exponential)

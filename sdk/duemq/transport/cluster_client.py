@@ -39,6 +39,8 @@ CREATE_GRACE_S = 1.0
 LEARNED_MAX = 256
 # Routes come within milliseconds.  While they do not, what is at the addresses is looked at.
 LOOK_EVERY_S = 0.5
+# Who waits for no longer is told by the error.
+SILENT_S = 3.0
 
 Addresses = str | Sequence[str]
 T = TypeVar("T")
@@ -124,7 +126,7 @@ class Client:
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
         ready = asyncio.create_task(watcher.ready(timeout_s))
         found: list[Finding] = []
-        look = asyncio.create_task(self._look(found, min(LOOK_EVERY_S, timeout_s / 4)))
+        look = asyncio.create_task(self._look(found, timeout_s))
         try:
             await asyncio.wait([ready, look], return_when=asyncio.FIRST_COMPLETED)
             if look.done() and not ready.done():
@@ -141,14 +143,18 @@ class Client:
             ready.cancel()
             look.cancel()
 
-    async def _look(self, found: list[Finding], every_s: float) -> None:
-        """Keeps `found` up to date: what is at the nameservers' addresses.
+    async def _look(self, found: list[Finding], timeout_s: float) -> None:
+        """Keeps `found` up to date: what is at the nameservers' addresses; logs the first.
 
         Raises InvalidArgument once none of them can ever be a nameserver's.
         """
         while not (found and all(each.mistaken for each in found)):
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(min(LOOK_EVERY_S, timeout_s / 4))
+            first = not found
             found[:] = await asyncio.gather(*map(diagnose, self.nameservers))
+            if first and timeout_s > SILENT_S:
+                told = "; ".join(each.text for each in found)
+                log.warning("no nameserver answers, waiting for %g s: %s", timeout_s, told)
         raise InvalidArgument(
             "; ".join(each.text for each in found),
             field="nameserver",
@@ -209,7 +215,10 @@ class Client:
         """A live broker.  Raises Unavailable if none of that name is known."""
         found = self._routes.broker(name) or self._learned.get(name)
         if found is None:
-            raise Unavailable(f"broker {name} is not there", field="broker", value=name)
+            there = ", ".join(each.name for each in self._routes.brokers) or "none"
+            raise Unavailable(
+                f"broker {name} is not there; live ones: {there}", field="broker", value=name
+            )
         return found
 
     def address_of(self, name: str) -> str:

@@ -8,7 +8,7 @@ from duemq_server.broker.clock import SET_BACK_KEPT_MS
 from duemq_server.broker.due_gate import DueGate, seconds_left
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 
-NOW_MS = 1_000_000
+NOW_MS = 1_760_000_000_000
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,11 @@ class World:
         if self.next_ms is not None and due_ms >= self.next_ms:
             self.next_ms = None
         self.looked.set()
+
+    def clock_was_set(self, was_ms: int, back_ms: int) -> None:
+        assert was_ms == self.now_ms + back_ms
+        if self.next_ms is not None:
+            self.next_ms -= back_ms
 
     def passes(self, ms: int) -> None:
         self.now_ms += ms
@@ -79,53 +84,69 @@ async def test_what_comes_sooner_is_looked_at_sooner() -> None:
 
 @pytest.mark.parametrize("back_ms", [20, 3_600_000])
 async def test_a_clock_that_is_set_back_meanwhile_hides_nothing_for_long(back_ms: int) -> None:
-    """By less than a second it is waited for; else what it would have shown counts."""
+    """By less than a second it is waited for; else it takes as long as it would have."""
     world = World()
     world.next_ms = NOW_MS + 1
     world.gate.arm()
-    world.now_ms -= back_ms
+    world.now_ms += 1 - back_ms
     world.steady_ms += 1
     while world.next_ms is not None:
         await world.look()
         if back_ms < 1_000:
             world.passes(1)
-    assert world.looks[-1] >= NOW_MS + 1
-    assert world.now_ms < NOW_MS + 1 + back_ms
+    assert world.looks[-1] == NOW_MS + 1 - (back_ms if back_ms > 1_000 else 0)
     world.gate.close()
 
 
-async def test_the_clock_as_it_was_shows_all_that_it_let_in_before_it_counts_no_more() -> None:
-    """Else it would be hidden, and what is behind it, until the clock is there again."""
+async def test_what_is_due_soon_by_a_clock_that_was_set_back_is_hidden_until_then() -> None:
+    """For a minute all that the clock as it was had let in is stored: this is not of it."""
     world = World()
-    world.gate.due_ms()
+    await world.gate.hold([NOW_MS])
     world.now_ms -= 3_600_000
-    world.gate.due_ms()
-    world.passes(SET_BACK_KEPT_MS - 1)
-    due_ms = await world.gate.hold(world.now_ms)
-    assert due_ms == world.steady_ms
-    world.next_ms = due_ms + AHEAD_MS_MAX
-    world.gate.arm()
-    world.passes(AHEAD_MS_MAX - 1)
-    await world.look()
-    assert world.next_ms is None
-    assert world.gate.due_ms() == world.now_ms
+    for _ in range(3):
+        world.passes(1_000)
+        until_ms = world.now_ms + 3
+        await world.gate.hold([until_ms])
+        assert world.gate.due_ms(until_ms) == world.now_ms
+    world.gate.close()
+
+
+async def test_the_clock_as_it_was_hides_nothing_and_lets_nothing_in_ahead_of_it() -> None:
+    world = World()
+    await world.gate.hold([NOW_MS])
+    world.now_ms -= 3_600_000
+    world.passes(SET_BACK_KEPT_MS - 10)
+    sent_ms = [world.now_ms + 2, world.steady_ms, world.steady_ms + 3]
+    holding = asyncio.create_task(world.gate.hold(sent_ms))
+    begun = asyncio.Event()
+    asyncio.get_running_loop().call_soon(begun.set)
+    await begun.wait()
+    assert not holding.done()
+    world.passes(3)
+    await holding
+    assert [world.gate.due_ms(each) for each in sent_ms] == [world.now_ms, *[world.steady_ms] * 2]
+    world.passes(SET_BACK_KEPT_MS)
+    await world.gate.hold(sent_ms)
+    assert world.gate.due_ms(sent_ms[2]) == world.now_ms
     world.gate.close()
 
 
 @pytest.mark.parametrize("ahead_ms", [-10, 0, AHEAD_MS_MAX])
 async def test_what_is_due_soon_may_be_stored_at_once(ahead_ms: int) -> None:
     world = World()
-    assert await world.gate.hold(NOW_MS + ahead_ms) == NOW_MS
+    await world.gate.hold([NOW_MS + ahead_ms])
+    assert world.gate.due_ms(NOW_MS + ahead_ms) == NOW_MS
     world.gate.close()
 
 
 async def test_what_is_due_later_waits_for_the_clock_before_it_is_stored() -> None:
     world = World()
-    holding = asyncio.create_task(world.gate.hold(NOW_MS + AHEAD_MS_MAX + 3))
+    holding = asyncio.create_task(world.gate.hold([0, NOW_MS + AHEAD_MS_MAX + 3]))
     begun = asyncio.Event()
     asyncio.get_running_loop().call_soon(begun.set)
     await begun.wait()
     assert not holding.done()
     world.passes(3)
-    assert await holding == NOW_MS + 3
+    await holding
+    assert world.gate.due_ms(NOW_MS + AHEAD_MS_MAX + 3) == NOW_MS + 3
     world.gate.close()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import pytest
 
@@ -11,6 +12,12 @@ from duemq_cli import inputs
 
 def lines(text: bytes) -> io.BytesIO:
     return io.BytesIO(text)
+
+
+def test_an_argument_goes_out_byte_for_byte_whatever_it_is() -> None:
+    for given in (b"", "h\u00e9 \u2713".encode(), b"\xff\xfe"):
+        [entry] = inputs.from_argument(os.fsdecode(given))
+        assert entry.body == given
 
 
 def test_lines_are_bodies_without_their_ends() -> None:

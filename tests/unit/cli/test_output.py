@@ -1,6 +1,7 @@
 """What is printed, for people and for programs; and the exit code of each error."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -8,7 +9,7 @@ from duemq import errors
 from duemq.errors import MissingBroker
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.output import Output, error_fields
-from duemq_cli.text import duration, exact_duration, shown
+from duemq_cli.text import duration, exact_duration, local_time, shown
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
 
@@ -169,3 +170,9 @@ def test_a_table_in_a_pipe_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) 
     Output(False).table(tuple(row), [row], empty="")
     printed = capsys.readouterr().out
     assert all(value in printed for value in row.values())
+
+
+@pytest.mark.parametrize("epoch_ms", [253402300799999, 1_795_508_318_967, 1_001, 999])
+def test_a_time_is_shown_to_the_millisecond(epoch_ms: int) -> None:
+    shown_ms = datetime.fromisoformat(local_time(epoch_ms)) - datetime(1970, 1, 1, tzinfo=UTC)
+    assert shown_ms == timedelta(milliseconds=epoch_ms)

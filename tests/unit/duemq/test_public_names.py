@@ -13,6 +13,7 @@ import pytest
 
 import duemq
 from duemq import aio
+from duemq.producing.intake import Intake
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
 from duemq.transport.cluster_client import nameservers_of
@@ -189,6 +190,14 @@ def test_clients_are_not_made_of_anything_else(faces, field, make):
     with pytest.raises(duemq.errors.InvalidArgument) as raised:
         make(faces)
     assert raised.value.field == field
+
+
+def test_a_list_of_messages_is_one():
+    common = duemq.Outgoing(b"")
+    for wrong in (None, 5, b"x", "x"):
+        with pytest.raises(duemq.errors.InvalidArgument) as raised:
+            next(Intake.chunks(None, wrong, common))
+        assert raised.value.field == "messages"
 
 
 async def never_run(receipt, error):

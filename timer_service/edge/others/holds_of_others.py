@@ -17,10 +17,13 @@ from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc, timer_pb2, timer_pb2
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.others.other_shards import TIMEOUT_S, OtherShards
 from duemq_server.timer_service.scheduling.holding import changes
+from duemq_server.timer_service.scheduling.holding.adopting import Adopting, Name
 from duemq_server.timer_service.shard import Shard
 
 log = logging.getLogger(__name__)
 
+# Each brings what was held or resumed since the one before.
+READINGS_MAX = 10
 _ASK_STATS = timer_pb2.GetStatsRequest()
 
 
@@ -31,6 +34,8 @@ class HoldsOfOthers:
         self._shard = shard
         self._others = others
         self._place = place
+        self._adopting = Adopting()
+        self._turn = asyncio.Lock()
 
     async def adopt(self) -> None:
         """Holds what others hold, if nothing was ever taken over here, or since it had left.
@@ -38,31 +43,58 @@ class HoldsOfOthers:
         All of them hold the same, so one answer will do.  Raises DuemqErrors: none of those that
         there are answers; StorageError.
         """
-        if self._shard.scheduler.numbers.sources and not self._place.returns:
-            return
-        # Who hands queues over starts anew, and brokers may tell of it before nameservers do; those
-        # that are there may be new themselves.
-        away = self._others.lost_beside(self._place.shard)
-        if not await self._adopt_from(self._others.alive, only_old=bool(away)) and away:
-            raise Unavailable(
-                f"what is held is not known while {', '.join(away)} is away",
-                field="timer_shard",
-                value=", ".join(away),
-            )
-        if self._place.returns:
-            await asyncio.to_thread(self._place.returned)
+        async with self._turn:
+            if self._shard.scheduler.numbers.sources and not self._place.returns:
+                return
+            adoptions = self._shard.scheduler.holds.adoptions
+            adoptions.add(self._adopting)  # until it is through, also if that takes another call
+            await self._adopt()
+            adoptions.discard(self._adopting)
+            self._adopting = Adopting()
+            if self._place.returns:
+                await asyncio.to_thread(self._place.returned)
 
-    async def _adopt_from(self, alive: Sequence[TimerShard], *, only_old: bool) -> bool:
-        """Whether any answered; `only_old`: of those that ever took anything over."""
+    async def _adopt(self) -> None:
+        for _ in range(READINGS_MAX):
+            # Who hands queues over starts anew, and brokers may tell of it before nameservers do;
+            # those that are there may be new themselves.
+            away = self._others.lost_beside(self._place.shard)
+            theirs = await self._read(self._others.alive, only_old=bool(away))
+            if theirs is None and away:
+                raise Unavailable(
+                    f"what is held is not known while {', '.join(away)} is away",
+                    field="timer_shard",
+                    value=", ".join(away),
+                )
+            step = self._adopting.read(theirs or set())
+            for name in step.hold:
+                await self._change(name, held=True)
+            for name in step.resume:
+                await self._change(name, held=False)
+            if not (step.hold or step.resume):
+                return
+        raise Unavailable("what is held changes while it is read", field="timer_shard")
+
+    async def _read(self, alive: Sequence[TimerShard], *, only_old: bool) -> set[Name] | None:
+        """What they hold; None: there are none.  `only_old`: that ever took anything over."""
         answers = await asyncio.gather(*(self._holds(each, only_old) for each in alive))
         failed = [each for each in answers if isinstance(each, DuemqError)]
-        if failed and len(failed) == len(answers):
+        # What is not told any more need not be resumed.
+        if failed and (len(failed) == len(answers) or self._adopting.adopted):
             raise failed[0]
         found = [each for each in answers if isinstance(each, list)]
-        for answer in found:
-            for each in answer:
-                await self._hold(each)
-        return bool(found)
+        if not found:
+            return None
+        return {(h.topic, h.key_prefix) for each in found for h in each if not h.resuming}
+
+    async def _change(self, name: Name, *, held: bool) -> None:
+        topic, prefix = name
+        change = partial(
+            changes.adopt, topic=topic, prefix=prefix, adopting=self._adopting, held=held
+        )
+        if await self._shard.change(change, makes_room=True):
+            what = "held" if held else "not held any more"
+            log.info("%s %s is %s, as at other shards", topic, prefix or "(all)", what)
 
     async def _holds(
         self, shard: TimerShard, only_old: bool
@@ -79,8 +111,3 @@ class HoldsOfOthers:
             return list((await status.answer(call, address)).holds)
         except DuemqError as error:
             return error
-
-    async def _hold(self, held: timer_holds_pb2.TimerHold) -> None:
-        hold = partial(changes.hold, topic=held.topic, prefix=held.key_prefix)
-        if await self._shard.change(hold, makes_room=True):
-            log.info("%s %s is held, as at other shards", held.topic, held.key_prefix or "(all)")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from duemq.errors import InvalidArgument, Overloaded
 from duemq_server.timer_service.far.catalog import Block
+from duemq_server.timer_service.scheduling.holding.adopting import Adopting
 from duemq_server.timer_service.scheduling.holding.holds import (
     HOLDS_MAX,
     room_number,
@@ -36,6 +37,20 @@ def hold(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
 
     Raises Overloaded; LogFull, DiskFull: nothing was done, call again.
     """
+    scheduler.holds.asked(topic, prefix)
+    return _hold(scheduler, now_ms, topic, prefix)
+
+
+def adopt(
+    scheduler: Scheduler, now_ms: int, topic: str, prefix: str, adopting: Adopting, *, held: bool
+) -> bool:
+    """As `hold` or `resume`, as another shard does, unless somebody has asked here meanwhile."""
+    if not adopting.may_change((topic, prefix)):
+        return False
+    return (_hold if held else _resume)(scheduler, now_ms, topic, prefix)
+
+
+def _hold(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
     holds = scheduler.holds
     there = holds.get(topic, prefix)
     if there is not None:
@@ -59,6 +74,11 @@ def resume(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
 
     Raises LogFull, DiskFull: nothing was done, call again.
     """
+    scheduler.holds.asked(topic, prefix)
+    return _resume(scheduler, now_ms, topic, prefix)
+
+
+def _resume(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
     there = scheduler.holds.get(topic, prefix)
     if there is None:
         return False
@@ -75,6 +95,7 @@ def resume_some(
     Raises InvalidArgument if it is under way with another policy; LogFull, DiskFull: nothing was
     done, call again.
     """
+    scheduler.holds.asked(topic, prefix)
     there = scheduler.holds.get(topic, prefix)
     if there is None:
         return False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from duemq_server.timer_service.scheduling.holding.adopting import Adopting
 from duemq_server.timer_service.timers.hold_entry import HELD, RESUMING, Hold, HoldChange
 from duemq_server.timer_service.timers.log_entries import TargetId
 
@@ -39,6 +40,8 @@ class Holds:
         self.by_key: dict[str, dict[str, Hold]] = {}
         """Those by prefix, by topic: empty as long as there is none."""
         self.next_number = 1
+        self.adoptions: set[Adopting] = set()
+        """Those under way, of a shard that is new."""
         self._by_name: dict[tuple[str, str], Hold] = {}
         self._numbers: set[int] = set()
         self._prefixes: dict[str, tuple[str, ...]] = {}
@@ -71,6 +74,11 @@ class Holds:
     def covers(self, topic: str, key: str) -> bool:
         """Whether such a timer is kept back once it is due."""
         return topic in self.topics or self.of_key(topic, key) is not None
+
+    def asked(self, topic: str, prefix: str) -> None:
+        """Somebody holds it, or resumes it, here."""
+        for each in self.adoptions:
+            each.asked((topic, prefix))
 
     def apply(self, change: HoldChange) -> None:
         """As an entry of the log says."""

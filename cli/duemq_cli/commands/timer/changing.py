@@ -250,7 +250,7 @@ def reschedule(
     topic: str | None,
     key: str | None,
     delay: str | None,
-    at: int | None,
+    at: times.Due | None,
 ) -> Exit:
     """Give a delayed message another due time, by HANDLE or by its timer key.
 

@@ -39,7 +39,7 @@ from duemq.producing.producer import Producer
 from duemq.producing.receipt import AwaitableReceipt
 from duemq.protocol import checks
 from duemq.protocol.moments import Moment
-from duemq.protocol.names import dead_letter_topic
+from duemq.protocol.names import check_topic, dead_letter_topic
 from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
 from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
@@ -69,7 +69,9 @@ class Selection(NamedTuple):
         """Raises InvalidArgument."""
         checks.filled("group", self.group)
         if self.limit is not None:
-            checks.at_least("limit", self.limit, 1)
+            checks.whole("limit", self.limit, 1, 1 << 63)
+        if self.resent is not None:
+            checks.flag("resent", self.resent)
         request = finding.request_of(
             dead_letter_topic(self.group),
             message_id=self.message_id,
@@ -249,6 +251,8 @@ class DeadLetters(Topics, Groups):
         self, selection: Selection, to_topic: str | None
     ) -> AsyncGenerator[list[Outcome], None]:
         """What became of them, page by page; raises as `_letter_pages`."""
+        if to_topic is not None:
+            check_topic(to_topic)
         client = self._asker.client
         settings = ProducerSettings(create_topics=False, client=client.settings)
         async with (

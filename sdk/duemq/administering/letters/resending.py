@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from duemq.errors import DuemqError, InvalidArgument
 from duemq.message import Message, Origin, Outgoing
+from duemq.protocol import checks
 from duemq.sent import Receipt
 from duemq.v1.message_pb2 import Record
 
@@ -49,6 +50,8 @@ class Resending:
     """Counts what is sent again, and tells of it."""
 
     def __init__(self, on_sent: OnSent | None) -> None:
+        if on_sent is not None:
+            checks.plain_function("on_sent", on_sent, "a letter and an outcome")
         self._on_sent = on_sent
         self._sent = self._failed = 0
 

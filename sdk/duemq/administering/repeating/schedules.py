@@ -18,6 +18,7 @@ from duemq.v1 import message_pb2, schedule_pb2, schedule_pb2_grpc
 
 Stub = schedule_pb2_grpc.SchedulesStub
 LISTED_AT_ONCE = 500
+NEXT_MAX = 1_000
 _OUTCOMES = {
     schedule_pb2.SCHEDULE_CREATED: "created",
     schedule_pb2.SCHEDULE_CHANGED: "changed",
@@ -115,6 +116,7 @@ class Schedules(AskingShards):
         Those that wait are the first.  Of a paused one: as if it were resumed now.  Raises
         ScheduleNotFound, InvalidArgument, Unavailable.
         """
+        checks.whole("count", count, 1, NEXT_MAX)
         request = schedule_pb2.NextOccurrencesRequest(name=name, count=count)
         answer = await self._at_shard_of(
             name, lambda to, left_s: Stub(to).NextOccurrences(request, timeout=left_s)
@@ -221,13 +223,13 @@ def _spec(
     if cron is not None:
         spec.cron = cron
     if every is not None:
-        spec.every_ms = due.delay_ms(every)
+        spec.every_ms = due.delay_ms(every, "every")
     if start is not None:
         spec.from_ms = moments.epoch_ms(start, now_ms, "start")
     if until is not None:
         spec.until_ms = moments.epoch_ms(until, now_ms, "until")
     if jitter is not None:
-        spec.jitter_ms = due.delay_ms(jitter)
+        spec.jitter_ms = due.delay_ms(jitter, "jitter")
     return spec
 
 

@@ -200,6 +200,24 @@ def test_store_times_go_on_from_there_if_the_clock_goes_back_as_it_is_shown(stor
     assert store.send(batch([b"next"]), NOW_MS - 2_000).stored.store_ms == AHEAD_MS
 
 
+@pytest.mark.parametrize("back_ms", [2_000, 3_600_000])
+def test_a_clock_that_is_set_back_shows_it_after_the_time_that_was_left(
+    store: Store, back_ms: int
+) -> None:
+    """Not sooner, as the clock may have been right before; not later, as its queue waits."""
+    for queue_id, later_ms in ((0, 0), (1, 1), (0, 2)):
+        store.send(ahead(until_ms=AHEAD_MS + later_ms, queue_id=queue_id), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    now_ms = NOW_MS - back_ms
+    store.clock_was_set(NOW_MS, back_ms)
+    found = []
+    for later_ms in range(2, 7):
+        store.show_due(now_ms + later_ms)
+        found.append(ends(store))
+    assert found == [[0, 0], [1, 0], [1, 1], [2, 1], [2, 1]]
+    assert len(store.hidden) == 0
+
+
 def test_another_thread_that_asks_for_the_end_as_it_is_shown_is_answered() -> None:
     class Shown(Queue):
         """By the loop, right after another thread has seen that something is hidden."""

@@ -31,7 +31,7 @@ def test_what_is_not_given_is_the_brokers() -> None:
     [
         ({"retries_max": 1_001}, "retries_max"),
         ({"retries_max": -1}, "retries_max"),
-        ({"retry_delays": "1s soon"}, "delay"),
+        ({"retry_delays": "1s soon"}, "retry_delays"),
         ({"retry_delays": " "}, "retry_delays"),
         ({"retry_delays": []}, "retry_delays"),
         ({"retry_delays": "1s", "exponential": ("1s", 2, "1m")}, "exponential"),
