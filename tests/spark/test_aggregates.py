@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from duemq_analytics.answers.percentiles import CURVE
 from duemq_analytics.lake import measures
-from duemq_analytics.lake.aggregates import Aggregates
+from duemq_analytics.lake.aggregates import Aggregates, between_ids
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_table import Batch, File
@@ -218,6 +218,36 @@ def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
     assert aggregates.rebuild(spark).spans == len(spans)
     require_equal(told(spark, aggregates), expected)
     require_errors(spark, aggregates, spans)
+
+
+def rows_read(frame):
+    """How many rows Parquet gave to make it, and its message ids."""
+    ids = [row["message_id"] for row in frame.toArrow().to_pylist()]
+    leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
+    return leaf.metrics().apply("numOutputRows").value(), ids
+
+
+def test_a_run_reads_nothing_of_files_without_its_messages(spark, tmp_path):
+    table = ParquetSpans(tmp_path)
+    landed(tmp_path, "q-0", [send("a1", 0), process("a1", 10, "g"), send("a2", 20)])
+    landed(tmp_path, "q-1", [send("b1", 30 * MINUTE_MS), send("b2", 30 * MINUTE_MS)])
+    landed(tmp_path, "q-2", [process("b1", 31 * MINUTE_MS, "g")])
+    new = table.read(spark, ["q-2"])
+    near = between_ids(table.read(spark), new)
+    read, ids = rows_read(near)
+    assert (read, sorted(ids)) == (3, ["b1", "b1"])
+    assert between_ids(table.read(spark), new.where("message_id is null")).isEmpty()
+
+    sent = measures.sends(table.read(spark), [(T0_MS + 30 * MINUTE_MS) * 1_000])
+    read, ids = rows_read(sent)
+    assert (read, sorted(ids)) == (3, ["b1", "b2"])
+
+
+def test_what_was_delayed_is_found_in_the_hour_before_it_was_due(spark, tmp_path):
+    due = {"due_ms": T0_MS + 59 * MINUTE_MS}
+    landed(tmp_path, "q-0", [send("delayed", 0, **due), send("other", 0)])
+    sent = measures.sends(ParquetSpans(tmp_path).read(spark), [due["due_ms"] * 1_000])
+    assert rows_read(sent) == (2, ["delayed"])
 
 
 def independent_examples(spans):

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Rejected, TopicNotFound
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.settings import default_nameserver
-from duemq_analytics import bench, lake_commands, options, output, session, sink_bench
+from duemq_analytics import (
+    bench,
+    lake_commands,
+    options,
+    output,
+    session,
+    sink_bench,
+    source_bench,
+)
 from duemq_analytics.failures import cause, one_line
 from duemq_analytics.lake_commands import QUICK_SPANS_MAX
 from duemq_analytics.progress import Progress, tasks_of
@@ -105,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     lake_commands.add_compact(commands)
     bench.add_bench(commands)
     sink_bench.add_sink_bench(commands)
+    source_bench.add_source_bench(commands)
     return parser
 
 

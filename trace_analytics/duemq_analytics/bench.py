@@ -106,9 +106,9 @@ def _measure(arguments: argparse.Namespace, topic: str, directory: Path) -> dict
     _send(arguments.nameserver, topic, range(first, first + more))
     landed_more, landing_more = run_command(land)
     told_again, again = run_command(report)
-    _require("landed", landed["spans"] + landed_more["spans"], (first + more) * ROWS)
-    _require("reported", told["spans"], first * ROWS)
-    _require("reported again", told_again["spans"], (first + more) * ROWS)
+    require("landed", landed["spans"] + landed_more["spans"], (first + more) * ROWS)
+    require("reported", told["spans"], first * ROWS)
+    require("reported again", told_again["spans"], (first + more) * ROWS)
     rate = first * ROWS / landing.cpu_s
     stored = sum(path.stat().st_size for path in (lake / "spans").rglob("*.parquet"))
     return {
@@ -200,7 +200,7 @@ def run_command(arguments: list[str]) -> tuple[dict[str, Any], Cost]:
         env={**os.environ, "PYTHONSAFEPATH": "1"},
         start_new_session=True,
     ) as process:
-        meter = _SessionCpu(process.pid)
+        meter = SessionCpu(process.pid)
         out, _ = process.communicate()
         seconds = time.perf_counter() - began
         cpu_s = meter.stop()
@@ -211,7 +211,7 @@ def run_command(arguments: list[str]) -> tuple[dict[str, Any], Cost]:
     return result, Cost(seconds, cpu_s)
 
 
-class _SessionCpu:
+class SessionCpu:
     """CPU seconds of all processes of a session, those that end meanwhile included."""
 
     def __init__(self, session: int) -> None:
@@ -221,8 +221,13 @@ class _SessionCpu:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
+    def seconds(self) -> float:
+        """So far."""
+        self._sample()
+        return sum(list(self._seen.values()))
+
     def stop(self) -> float:
-        """The seconds so far."""
+        """The seconds so far, for the last time."""
         self._ended.set()
         self._thread.join()
         return sum(self._seen.values())
@@ -245,6 +250,7 @@ class _SessionCpu:
                 self._seen[int(entry.name)] = (int(fields[11]) + int(fields[12])) / tick
 
 
-def _require(what: str, found: int, expected: int) -> None:
+def require(what: str, found: int, expected: int) -> None:
+    """Raises Rejected where a step has not done what it is measured for."""
     if found != expected:
         raise Rejected(f"{found:,} spans {what}, not {expected:,}")

@@ -34,11 +34,14 @@ def own_spans(spans: DataFrame, message_ids: Collection[str]) -> DataFrame:
 def frame_spans(spans: DataFrame, contexts: Collection[tuple[str, str]]) -> DataFrame:
     """Those without an id whose parent or one of whose links is a context: (trace id, span id)."""
     wanted = [trace_id + span_id for trace_id, span_id in contexts]
+    span_ids = [span_id for _, span_id in contexts]
 
-    def named(link: Column) -> Column:
-        return F.concat(link["trace_id"], link["span_id"]).isin(wanted)
+    def named(trace_id: Column, span_id: Column) -> Column:
+        # Ids of spans alone tell most apart, without making a text a row.
+        return span_id.isin(span_ids) & F.concat(trace_id, span_id).isin(wanted)
 
-    child = F.concat("trace_id", "parent_span_id").isin(wanted)
-    found = F.coalesce(child, F.lit(False)) | F.coalesce(F.exists("links", named), F.lit(False))
+    child = named(F.col("trace_id"), F.col("parent_span_id"))
+    linked = F.exists("links", lambda link: named(link["trace_id"], link["span_id"]))
+    found = F.coalesce(child, F.lit(False)) | F.coalesce(linked, F.lit(False))
     frames = spans.select(*COLUMNS).where(F.col("message_id").isNull() & found)
     return frames.orderBy("start_ns", "span_id").limit(FRAMES_MAX)

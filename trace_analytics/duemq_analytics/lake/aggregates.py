@@ -137,6 +137,8 @@ class Aggregates:
                 minutes = affected(spans, around)
                 if len(minutes) > MINUTES_MAX:
                     around, minutes = self._spans.read_files(spark, there.files), None
+                else:
+                    around = between_ids(around, measures.sends(around, minutes))
         with progress.step("aggregating"):
             self._count(spans, measures.messages(around, minutes), last.number + 1)
         newest_us = max([last.newest_us, *(file.last_us for file in files)])
@@ -209,12 +211,24 @@ def affected(new: DataFrame, around: DataFrame) -> list[int]:
         F.col("message_id").isNotNull() & F.col("operation").isin("send", "process")
     ).select("topic", "message_id")
     minute = measures.expected_minute()
-    sends = around.where(F.col("operation") == "send").select(
+    sends = between_ids(around.where(F.col("operation") == "send"), ids).select(
         "topic", "message_id", minute.alias("minute_us")
     )
     found = sends.join(ids.distinct(), ["topic", "message_id"], "left_semi")
     rows = found.where(F.col("minute_us").isNotNull()).select("minute_us").distinct().toArrow()
     return sorted(rows.column("minute_us").to_pylist())
+
+
+def between_ids(spans: DataFrame, of: DataFrame) -> DataFrame:
+    """Spans whose message ids are between the first and the last one of other spans.
+
+    For a reader of Parquet, which passes over what has others: ids mostly grow with time.
+    """
+    rows = of.agg(F.min("message_id").alias("first"), F.max("message_id").alias("last")).toArrow()
+    first, last = (rows.column(name)[0].as_py() for name in ("first", "last"))
+    if first is None:
+        return spans.where(F.lit(False))
+    return spans.where(F.col("message_id").between(first, last))
 
 
 def near(files: Iterable[File], new: Iterable[File]) -> list[File]:

@@ -158,6 +158,29 @@ def expected_minute() -> Column:
     return F.when((F.col("operation") == "send") & looked_after, _minute(expected_us()))
 
 
+def sends(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFrame:
+    """Send spans of the messages that are expected in these minutes (Unix µs; None: all)."""
+    minute = expected_minute()
+    if minutes is None:
+        return spans.where(minute.isNotNull())
+    found = spans.where(minute.isin(list(minutes)))
+    if not minutes:
+        return found
+    first, last = min(minutes), max(minutes) + US_PER_MINUTE
+    # The same in terms that Parquet has statistics of: the rest of the files is passed over.
+    at_once = F.col("due_ms").isNull() & (F.col("start_ts") >= _time(first))
+    return found.where(_started(first, last) & (F.col("due_ms").isNotNull() | at_once))
+
+
+def _started(first_us: int, last_us: int) -> Column:
+    """From a horizon before one time to the other."""
+    return F.col("start_ts").between(_time(first_us - _HORIZON_US), _time(last_us))
+
+
+def _time(us: int) -> Column:
+    return F.timestamp_micros(F.lit(us))
+
+
 def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFrame:
     """One row a message expected in these minutes (Unix µs; None: all) and group that received it.
 
@@ -165,11 +188,9 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
     consumer_group, sent_us, due_us, accepted, first_us (first call), calls, done (calls
     that did not fail).
     """
-    minute = expected_minute()
-    wanted = minute.isNotNull() if minutes is None else minute.isin(list(minutes))
     known = spans.where(F.col("message_id").isNotNull() & F.col("topic").isNotNull())
-    sends = (
-        known.where(wanted)
+    grouped = (
+        sends(known, minutes)
         .groupBy("topic", "message_id")
         .agg(
             F.min(F.unix_micros("start_ts")).alias("sent_us"),
@@ -178,6 +199,8 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
             F.max(~definitions.failed()).alias("accepted"),
         )
     )
+    if minutes:
+        known = known.where(_started(min(minutes), max(minutes) + US_PER_MINUTE + _HORIZON_US))
     calls = known.where(F.col("operation") == "process").select(
         F.col("topic").alias("called_topic"),
         F.col("message_id").alias("called_id"),
@@ -186,16 +209,13 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         definitions.own_due_ms().alias("call_due_ms"),
         definitions.counted(~definitions.failed()).alias("did"),
     )
-    if minutes is not None and minutes:
-        first, last = min(minutes), max(minutes) + US_PER_MINUTE + _HORIZON_US
-        calls = calls.where(F.col("start_us").between(first - _HORIZON_US, last))
     of_the_message = (
         (F.col("topic") == F.col("called_topic"))
         & (F.col("message_id") == F.col("called_id"))
         & (F.abs(F.col("start_us") - F.col("expected_us")) <= _HORIZON_US)
     )
     return (
-        sends.join(calls, of_the_message, "left")
+        grouped.join(calls, of_the_message, "left")
         .groupBy("topic", "message_id", "consumer_group", "sent_us", "expected_us", "accepted")
         .agg(
             F.max("due_us").alias("send_due_us"),
