@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+
 from duemq import aio
 from duemq.errors import (
     Closed,
