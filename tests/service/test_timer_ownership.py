@@ -125,6 +125,7 @@ async def owners(cluster: Cluster) -> tuple[timer_admin_pb2_grpc.TimerAdminStub,
 async def test_a_lost_data_directory_is_said_and_can_be_given_up(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(timer_owners, "ALIVE_MS", HOUR_MS)
     async with running_shard(cluster, tmp_path) as shard:
         await send(cluster, [b"lost"], [HOUR_MS])
         await shard.until(lambda stats: stats.pending == 1)
