@@ -19,7 +19,7 @@ from duemq_server.nameserver.settings import Settings as NameserverSettings
 from duemq_server.serving.server import Server
 from tests.service.running_broker import Client, batch, running_broker
 
-HEARTBEAT_S = 0.1
+HEARTBEAT_S = 0.5  # a heartbeat that takes longer is given up
 WAIT_S = 60.0
 POLL_S = 0.01
 # A broker that is known to be away is asked for so long.
