@@ -19,8 +19,8 @@ window.  Windows are bounded by `WINDOWS_BYTES_MAX`; of blocks beyond that the i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -33,13 +33,17 @@ from duemq_server.timer_service.far.bodies import Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.reading import Packed, bodies_at, body_starts, in_columns
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import Blob, Hashes, Home, Rows, concatenate
+from duemq_server.timer_service.timers.rows import Blob, Hashes, Home, Rows
 
 WINDOWS_BYTES_MAX = 32 << 20
 WINDOW_BYTES = 512  # of a window, beside its rows
+NAME_BYTES = 250  # of a source or target
 WINDOW_ROWS_MIN = 256
 LOADS_AHEAD = 4  # so many loads' rows lie in the windows of all blocks together, or more
 PIECE_BYTES_MAX = 1 << 20  # bodies are let go piece by piece
+
+
+Name = TypeVar("Name", SourceId, TargetId)
 
 
 class Piecewise(NamedTuple):
@@ -52,35 +56,6 @@ class Piecewise(NamedTuple):
     sources: list[SourceId]
     targets: list[TargetId]
     blob: Blob
-
-
-class Joined(NamedTuple):
-    """The rows of pieces of one numbering, in one."""
-
-    pieces: list[Piecewise]
-    rows: Rows
-    of: npt.NDArray[np.int32]
-    """Which piece each row is of."""
-
-
-def join(pieces: Iterable[Piecewise]) -> list[Joined]:
-    """Pieces by their numbering of sources and targets: one for all, as a rule."""
-    alike: list[list[Piecewise]] = []
-    for piece in pieces:
-        for group in alike:
-            if (piece.sources, piece.targets) == (group[0].sources, group[0].targets):
-                group.append(piece)
-                break
-        else:
-            alike.append([piece])
-    return [
-        Joined(
-            group,
-            concatenate([piece.rows for piece in group]),
-            np.repeat(np.arange(len(group), dtype=np.int32), [len(piece.rows) for piece in group]),
-        )
-        for group in alike
-    ]
 
 
 class Window:
@@ -98,7 +73,8 @@ class Window:
         hashes = index.timer_key
         self.hashes: Hashes | None = None if hashes is None else hashes[start:end].copy()
         self.body_at = bodies_at(each) + int(index.rows["size"][:start].sum(dtype=np.int64))
-        self.sources, self.targets = index.sources, index.targets
+        self.sources = _used(index.sources, self.packed["source"])
+        self.targets = _used(index.targets, self.packed["target"])
 
     @property
     def whole(self) -> bool:
@@ -109,7 +85,8 @@ class Window:
     def bytes(self) -> int:
         """What it takes in memory, about."""
         keys = 0 if self.hashes is None else self.hashes.nbytes
-        return self.packed.nbytes + keys + WINDOW_BYTES
+        names = NAME_BYTES * (len(self.sources) + len(self.targets))
+        return self.packed.nbytes + keys + names + WINDOW_BYTES
 
     def due_ms(self) -> npt.NDArray[np.int64]:
         """Due times from the block's cursor on, of the rows that may be taken."""
@@ -130,6 +107,15 @@ class Window:
 
     def _first(self) -> int:
         return self.block.cursor - self.start
+
+
+def _used(named: list[Name], numbers: npt.NDArray[np.uint16]) -> list[Name]:
+    """Those that rows have; `numbers` are changed to their places among these."""
+    used, places = np.unique(numbers, return_inverse=True)
+    if len(used) == len(named):
+        return named
+    numbers[:] = places
+    return [named[number] for number in used.tolist()]
 
 
 class Windows:

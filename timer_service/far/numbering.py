@@ -7,12 +7,26 @@ checkpoints) carries the tables that say what its numbers mean.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from duemq_server.timer_service.far.far_segments import NumberTables
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
-from duemq_server.timer_service.timers.rows import Rows
+from duemq_server.timer_service.timers.rows import Narrow, Rows, concatenate
+
+
+class Numbered(Protocol):
+    """Rows in a block's own numbers."""
+
+    @property
+    def rows(self) -> Rows: ...  # noqa: D102
+    @property
+    def sources(self) -> list[SourceId]: ...  # noqa: D102
+    @property
+    def targets(self) -> list[TargetId]: ...  # noqa: D102
+
 
 SKIPS_MAX = 256
 """Of a source, that are remembered; what lies in older ones counts as taken over."""
@@ -90,8 +104,23 @@ class Numbering:
 
     def translate(self, rows: Rows, sources: list[SourceId], targets: list[TargetId]) -> Rows:
         """Rows in these numbers instead of those of a block."""
+        narrow = rows.narrow.copy()
+        self._renumber(narrow, sources, targets)
+        return Rows(rows.wide, narrow, rows.timer_key)
+
+    def translate_all(self, pieces: Sequence[Numbered]) -> Rows:
+        """Rows of several blocks, one after the other, in these numbers."""
+        rows = concatenate([piece.rows for piece in pieces])
+        narrow, start = rows.narrow.copy() if len(pieces) == 1 else rows.narrow, 0
+        for piece in pieces:
+            end = start + len(piece.rows)
+            self._renumber(narrow[:, start:end], piece.sources, piece.targets)
+            start = end
+        return Rows(rows.wide, narrow, rows.timer_key)
+
+    def _renumber(
+        self, narrow: Narrow, sources: Sequence[SourceId], targets: Sequence[TargetId]
+    ) -> None:
         source_map = np.array([self._source_numbers[each] for each in sources], dtype=np.uint32)
         target_map = np.array([self.number_target(each) for each in targets], dtype=np.uint32)
-        narrow = rows.narrow.copy()
-        narrow[0], narrow[1] = source_map[rows.source], target_map[rows.target]
-        return Rows(rows.wide, narrow, rows.timer_key)
+        narrow[0], narrow[1] = source_map[narrow[0]], target_map[narrow[1]]

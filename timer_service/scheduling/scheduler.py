@@ -38,7 +38,7 @@ from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
 from duemq_server.timer_service.far.due_counts import DueCounts
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush
-from duemq_server.timer_service.far.loading import Load, Piecewise, join
+from duemq_server.timer_service.far.loading import Load, Piecewise
 from duemq_server.timer_service.far.memtable import Memtable, Piece
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
@@ -565,31 +565,29 @@ class Scheduler:
     def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
         """What was loaded becomes near."""
         self.segments.loaded(load)
-        for joined in join(load.pieces):
-            first = joined.pieces[0]
-            rows = self.numbers.translate(joined.rows, first.sources, first.targets)
-            self.topics.loaded(rows)
-            cancelled, of = self.tombstones.meet(rows, now_ms), joined.of
-            if cancelled is not None:
-                self.topics.met(rows.target[cancelled])
-                rows, of = rows.take(~cancelled), of[~cancelled]
-            if len(self.due_counts):
-                self._note_loaded(joined.pieces, of, rows)
-            self._admit_loaded(rows, [piece.blob for piece in joined.pieces], of, now_ms, force)
+        pieces = [piece for piece in load.pieces if len(piece.rows)]
+        if pieces:
+            self._admit_loaded(pieces, now_ms, force)
         for piece in load.pieces:
             if piece.block.cursor == piece.block.count:
                 self.due_counts.done(piece.block)
 
-    def _note_loaded(self, pieces: Sequence[Piecewise], of: Ids, rows: Rows) -> None:
-        slots = self.topics.slots(rows.target)
-        for first, last in runs(of):
-            block = pieces[int(of[first])].block
-            self.due_counts.loaded(block, slots[first:last], rows.due_ms[first:last])
-
-    def _admit_loaded(
-        self, rows: Rows, blobs: Sequence[Blob], of: Ids, now_ms: int, force: bool
-    ) -> None:
+    def _admit_loaded(self, pieces: Sequence[Piecewise], now_ms: int, force: bool) -> None:
         """`admit` of many pieces at once; those of which little is left, or not near, singly."""
+        counts = [len(piece.rows) for piece in pieces]
+        rows = self.numbers.translate_all(pieces)
+        of = np.repeat(np.arange(len(pieces), dtype=np.int32), counts)
+        self.topics.loaded(rows)
+        cancelled = self.tombstones.meet(rows, now_ms)
+        if cancelled is not None:
+            self.topics.met(rows.target[cancelled])
+            rows, of = rows.take(~cancelled), of[~cancelled]
+        if len(self.due_counts):
+            slots = self.topics.slots(rows.target)
+            for first, last in runs(of):
+                block = pieces[int(of[first])].block
+                self.due_counts.loaded(block, slots[first:last], rows.due_ms[first:last])
+        blobs = [piece.blob for piece in pieces]
         kept = np.bincount(of, weights=rows.size, minlength=len(blobs)) * SPARSE
         sparse = kept < [len(blob.data) for blob in blobs]
         room = force or self.near.has_room(len(rows), sum(len(blob.data) for blob in blobs))

@@ -209,6 +209,28 @@ def test_windows_are_bounded_and_a_window_is_of_its_block() -> None:
     assert (len(windows), windows.bytes) == (0, 0)
 
 
+def test_a_window_has_the_names_of_its_rows_only() -> None:
+    """A block may name thousands of topics; windows of thousands of blocks may be kept."""
+    targets = [TargetId("b", f"topic-{n}", -1) for n in range(2_000)]
+    rows, blob = timers(*range(NOW, NOW + 2_000))
+    rows.narrow[1] = range(2_000)
+    segments = FarSegments("/segments", FaultyDisk())
+    flush = segments.flush([(rows, blob)], NumberTables(TABLES.sources, targets), NOW)
+    flush.run()
+    segments.flushed(flush)
+    [block] = segments.blocks()
+    window = Window(block, segments.index_of(block), 100, 50)
+    assert window.targets == targets[100:151]
+    found = []
+    while segments.pending:
+        load = segments.load(NOW + HOUR_MS, 300, MANY)
+        load.run()
+        segments.loaded(load)
+        for piece in load.pieces:
+            found += [piece.targets[number] for number in piece.rows.target.tolist()]
+    assert found == targets
+
+
 def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
     segments = segments_with(NOW + 100, NOW + 200)
 
