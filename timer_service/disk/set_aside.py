@@ -73,9 +73,9 @@ class TolerantLoad(Load):
         super().run()
         self.pieces = [*self._passed, *self.pieces]
 
-    def _window(self, each: Block) -> Window | None:
+    def _window(self, each: Block, until_ms: int = 0) -> Window | None:
         try:
-            return super()._window(each)
+            return super()._window(each, until_ms)
         except CorruptFile as error:
             count = each.count - each.cursor
             self.damage.append(Damage(str(error), each.next_due_ms, each.last_due_ms, count))

@@ -93,17 +93,18 @@ class Window:
         due: npt.NDArray[np.int64] = self.packed["due_ms"][self._first() : self.usable]
         return due
 
+    def sizes(self) -> npt.NDArray[np.uint32]:
+        """Bytes of the records of the same rows."""
+        size: npt.NDArray[np.uint32] = self.packed["size"][self._first() : self.usable]
+        return size
+
     def until_ms(self) -> int | None:
         """When the first row behind it is due; None: there is none."""
         return None if self.whole else int(self.packed["due_ms"][self.usable])
 
-    def serves(self, horizon_ms: int, rows: int) -> bool:
-        """Whether it has what a load wants that takes about so many rows."""
-        first = self._first()
-        if not 0 <= first < self.usable:
-            return False
-        until_ms = self.until_ms()
-        return until_ms is None or until_ms >= horizon_ms or self.usable - first >= rows
+    def has_next(self) -> bool:
+        """Whether the row at the block's cursor may be taken of it."""
+        return 0 <= self._first() < self.usable
 
     def _first(self) -> int:
         return self.block.cursor - self.start
@@ -202,57 +203,64 @@ class Load:
 
     def _first_due(self) -> list[tuple[Window, int]]:
         """Which blocks have rows among the first due, and how many."""
-        windows, due, limit_ms = self._gather()
-        if not windows:
-            return []
+        windows, limit_ms = self._gather()
+        due = [window.due_ms() for window in windows]
         due = [each[: np.searchsorted(each, limit_ms)] for each in due]
-        size = [
-            window.packed["size"][window.usable - len(window.due_ms()) :][: len(each)]
-            for window, each in zip(windows, due, strict=True)
-        ]
+        if not due:
+            return []
         # Stable: of one block the first rows, of equal due times those of the older flush.
         order = np.argsort(np.concatenate(due), kind="stable")[: self._rows_max]
-        total = np.cumsum(np.concatenate(size)[order], dtype=np.int64)
+        sizes = [each.sizes()[: len(of)] for each, of in zip(windows, due, strict=True)]
+        total = np.cumsum(np.concatenate(sizes)[order], dtype=np.int64)
         fits = max(1, int(np.searchsorted(total, self._bytes_max, side="right")))
-        of = np.repeat(np.arange(len(due)), [len(each) for each in due])
-        counts = np.bincount(of[order[:fits]], minlength=len(due)).tolist()
+        block_of = np.repeat(np.arange(len(due)), [len(each) for each in due])
+        counts = np.bincount(block_of[order[:fits]], minlength=len(due)).tolist()
         return [each for each in zip(windows, counts, strict=True) if each[1]]
 
-    def _gather(self) -> tuple[list[Window], list[npt.NDArray[np.int64]], int]:
-        """Windows of all blocks that may have one of the first rows, with their due times.
+    def _gather(self) -> tuple[list[Window], int]:
+        """Windows of all blocks that may have one of the first rows, and before when these are due.
 
-        And up to when they know all that is due.
+        All rows that are due before that are in the windows.
         """
         windows: list[Window] = []
         due: list[npt.NDArray[np.int64]] = []
-        limit_ms = self._horizon_ms
-        rows, judged_at = 0, self._rows_max
+        limit_ms, rows, judged_at = self._horizon_ms, 0, self._rows_max
         for each in self._blocks:
             if each.next_due_ms >= limit_ms:
                 break
             window = self._window(each)
-            if window is None:
-                continue
-            until_ms = window.until_ms()
-            if until_ms is not None:
-                limit_ms = min(limit_ms, until_ms + 1)
-            windows.append(window)
-            due.append(window.due_ms())
-            rows += len(due[-1])
+            if window is not None:
+                windows.append(window)
+                due.append(window.due_ms())
+                rows += len(due[-1])
             if rows >= judged_at:  # enough: what is due later than all of this is not wanted
-                last = np.partition(np.concatenate(due), self._rows_max - 1)[self._rows_max - 1]
-                limit_ms = min(limit_ms, int(last) + 1)
-                judged_at = rows + 4 * self._rows_max
-        return windows, due, limit_ms
+                limit_ms = min(limit_ms, self._last_wanted_ms(due) + 1)
+                judged_at = 2 * rows
+        if rows >= self._rows_max:
+            limit_ms = min(limit_ms, self._last_wanted_ms(due) + 1)
+        wide = (self._window(each.block, limit_ms) for each in windows)
+        return [each for each in wide if each is not None], limit_ms
 
-    def _window(self, each: Block) -> Window | None:
-        """Rows of a block from its cursor on; None: nothing can be read."""
-        share = LOADS_AHEAD * self._rows_max // len(self._blocks)
-        rows = max(WINDOW_ROWS_MIN, min(share, block.ROWS_MAX))
+    def _last_wanted_ms(self, due: list[npt.NDArray[np.int64]]) -> int:
+        last = self._rows_max - 1
+        return int(np.partition(np.concatenate(due), last)[last])
+
+    def _window(self, each: Block, until_ms: int = 0) -> Window | None:
+        """Rows of a block from its cursor on, all that are due before `until_ms` among them.
+
+        None: nothing can be read.
+        """
         window = self._windows.get(each)
-        if window is None or not window.serves(self._horizon_ms, rows // 2):
-            window = Window(each, self._files.index_of(each), each.cursor, rows)
-            self._windows.put(window)
+        if window is not None and window.has_next():
+            end_ms = window.until_ms()
+            if end_ms is None or end_ms >= until_ms:
+                return window
+        index = self._files.index_of(each)
+        share = LOADS_AHEAD * self._rows_max // len(self._blocks)
+        wanted = int(np.searchsorted(index.rows["due_ms"], until_ms)) - each.cursor
+        rows = max(wanted, 0) + max(WINDOW_ROWS_MIN, min(share, block.ROWS_MAX))
+        window = Window(each, index, each.cursor, rows)
+        self._windows.put(window)
         return window
 
     def _piece(self, taken: Taken, rows: Rows, crcs: npt.NDArray[np.uint32]) -> Piecewise:
