@@ -24,5 +24,7 @@ def receive(message: Message) -> None:
 
 if __name__ == "__main__":
     nameserver, group, topic = sys.argv[1:]
-    settings = ConsumerSettings(start_from="earliest", session_timeout_s=2, commit_interval_s=3_600)
+    # When it is killed the next one waits for the end of its session.  A shorter one may end while
+    # a busy machine does not let it run.
+    settings = ConsumerSettings(start_from="earliest", session_timeout_s=6, commit_interval_s=3_600)
     PushConsumer(group, topic, receive, nameserver=nameserver, settings=settings).run()

@@ -37,7 +37,7 @@ def two_nameservers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 
 
 def duemq(
-    nameserver: str, *arguments: str, stdin: str = "", wait_s: float = WAIT_S
+    nameserver: str, *arguments: str, stdin: str = "", wait_s: float = 2 * WAIT_S
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line against a cluster."""
     command = [sys.executable, "-m", "duemq_cli", "--nameserver", nameserver, *arguments]

@@ -21,7 +21,9 @@ def receive(message: Message) -> None:
 
 if __name__ == "__main__":
     nameserver, group, topic, commit_interval_s = sys.argv[1:]
+    # When it is killed the next one waits for the end of its session.  A shorter one may end while
+    # a busy machine does not let it run.
     settings = ConsumerSettings(
-        start_from="earliest", session_timeout_s=2, commit_interval_s=float(commit_interval_s)
+        start_from="earliest", session_timeout_s=6, commit_interval_s=float(commit_interval_s)
     )
     PushConsumer(group, topic, receive, nameserver=nameserver, settings=settings).run()

@@ -39,7 +39,7 @@ def nameserver(cluster: EmbeddedCluster) -> str:
 
 
 def received(nameserver: str, topic: str, count: int, *more: str) -> list[dict[str, object]]:
-    arguments = ("--from", "earliest", "--count", str(count), "--idle-timeout", "20", "--json")
+    arguments = ("--from", "earliest", "--count", str(count), "--idle-timeout", "50", "--json")
     return rows(duemq(nameserver, "consume", topic, "--group", topic, *arguments, *more))
 
 

@@ -21,7 +21,7 @@ def test_the_demo_tells_by_its_exit_code(tmp_path: Path, flags: tuple[str, ...],
         [*command, "--output", str(tmp_path / "a demo"), *flags],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from tests.cluster.harness import topic_name, until
 from tests.cluster.history import History
 
 COUNT = 300
+NEVER_S = 3_600.0  # it is cancelled before
 EARLIEST = ConsumerSettings(start_from="earliest")
 
 
@@ -24,11 +25,11 @@ def test_every_message_reaches_every_group_once_and_never_early(cluster: Embedde
     with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
         admin.create_topic(topic)
         for number in range(COUNT):
-            delay = (None, 0.5 + number % 7 / 10, 30.0)[number % 3]
+            delay = (None, 0.5 + number % 7 / 10, NEVER_S)[number % 3]
             key = f"tail-{number % 5}"
             receipt = history.send(producer, topic, f"m{number}", delay=delay, ordering_key=key)
             assert receipt is not None
-            if delay == 30.0:
+            if delay == NEVER_S:
                 handles.append((f"m{number}", receipt.handle))
         outcomes = admin.cancel([handle for _, handle in handles])
         for (id, _), outcome in zip(handles, outcomes, strict=True):

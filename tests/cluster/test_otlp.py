@@ -45,10 +45,11 @@ telemetry.shutdown(30)
 """
 
 
-def variables(collector: Collector) -> dict[str, str]:
+def variables(collector: Collector, timeout_s: int = 60) -> dict[str, str]:
+    """`timeout_s`: what is not exported within is dropped."""
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector.address}",
-        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": str(timeout_s),
         "OTEL_BSP_SCHEDULE_DELAY": "100",
     }
 
@@ -195,7 +196,7 @@ def test_messages_go_on_without_a_collector_and_processes_end_in_time(tmp_path: 
     with collecting() as collector:
         collector.gate.clear()
         with EmbeddedCluster(
-            tmp_path, brokers=1, flags=flags, environment=variables(collector)
+            tmp_path, brokers=1, flags=flags, environment=variables(collector, timeout_s=1)
         ) as cluster:
             logs = [cluster.log_file(name) for name in ("broker-0", "timer-0")]
             with Producer(cluster.nameserver) as producer:

@@ -52,12 +52,12 @@ def test_a_restart_keeps_messages_timers_offsets_and_addresses(tmp_path: Path) -
         (delayed,) = rows(duemq(nameserver, "send", "t", "late", "--delay", "6s", "--json"))
         assert delayed["due_ms"]
         consume = ("consume", "t", "--group", "g", "--from", "earliest", "--json")
-        first = rows(duemq(nameserver, *consume, "--count", "2", "--idle-timeout", "20"))
+        first = rows(duemq(nameserver, *consume, "--count", "2", "--idle-timeout", "50"))
         pids = list(ready["processes"].values())
     assert not any(psutil.pid_exists(pid) for pid in pids)
     with up(directory) as (_, ready):
         assert ready["nameserver"] == nameserver
-        rest = rows(duemq(nameserver, *consume, "--count", "2", "--idle-timeout", "20"))
+        rest = rows(duemq(nameserver, *consume, "--count", "2", "--idle-timeout", "50"))
     bodies = [row["body"] for row in first + rest]
     assert sorted(bodies) == ["late", "one", "three", "two"]
 

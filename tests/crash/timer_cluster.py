@@ -34,7 +34,7 @@ from duemq.v1 import (
 from tests.service.running_broker import batch
 
 START_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.05
 TOPIC = "orders"
@@ -288,7 +288,7 @@ async def _read(stub: Any, queue_id: int) -> Any:
     while True:
         queue = broker_pb2.QueuePull(topic=TOPIC, queue_id=queue_id, offset=offset)
         request = broker_pb2.PullRequest(request_id=1, queues=[queue])
-        answer = await status.answer(stub.Pull(request, timeout=CALL_TIMEOUT_S))
+        answer = await status.answer(stub.Pull(request, timeout=END_TIMEOUT_S))
         if not answer.queues:
             return
         [found] = answer.queues

@@ -5,8 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tenacity
 
+from duemq.administering.asking import Asker
 from duemq.protocol.route import RouteCache
 from duemq.v1 import admin_pb2
 from duemq_server.broker.process import Broker
@@ -17,9 +19,11 @@ from duemq_server.nameserver.settings import Settings as NameserverSettings
 from duemq_server.serving.server import Server
 from tests.service.running_broker import Client, batch, running_broker
 
-HEARTBEAT_S = 0.1
+HEARTBEAT_S = 0.5  # a heartbeat that takes longer is given up
 WAIT_S = 60.0
 POLL_S = 0.01
+# A broker that is known to be away is asked for so long.
+AWAY_S = 0.3
 
 
 class Cluster:
@@ -110,6 +114,16 @@ async def running_cluster(
         for name in brokers:
             await cluster.start_broker(name)
         yield cluster
+
+
+def soon_given_up(monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    """Questions of admin clients to this broker end soon; others may take as long as they need."""
+    at = Asker.at
+
+    async def asked(self: Asker, broker: str, method: Any, timeout_s: float | None = None) -> Any:
+        return await at(self, broker, method, AWAY_S if broker == away else WAIT_S)
+
+    monkeypatch.setattr(Asker, "at", asked)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:

@@ -24,7 +24,7 @@ from duemq.protocol.retry_policy import ExponentialDelays
 from duemq.settings import ClientSettings
 from duemq.v1 import broker_pb2
 from tests.service.running_broker import topic_name
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import Cluster, running_cluster, soon_given_up, until
 
 GROUP = "billing"
 BROKERS = ("b0", "b1")
@@ -86,15 +86,15 @@ async def topic(cluster: Cluster) -> str:
 
 @pytest.fixture
 async def admin(cluster: Cluster) -> AsyncIterator[Admin]:
-    settings = ClientSettings(request_timeout_s=2.0)
-    async with Admin(cluster.nameserver, settings=settings) as made:
+    async with Admin(cluster.nameserver) as made:
         yield made
 
 
 @pytest.fixture
-async def impatient(cluster: Cluster) -> AsyncIterator[Admin]:
-    """For questions to brokers that are away: each takes all of its time."""
-    async with Admin(cluster.nameserver, settings=ClientSettings(request_timeout_s=1)) as made:
+async def impatient(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Admin]:
+    """For when b1 is away: each question to it takes all of its time."""
+    soon_given_up(monkeypatch, "b1")
+    async with Admin(cluster.nameserver) as made:
         yield made
 
 
@@ -314,10 +314,13 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_moved(cluster, top
         ((topic, "earliest"), {"queues": [("b0", 0), ("b0", 7)]}, QueueNotFound),
         ((topic,), {"offset": 6}, OffsetOutOfRange),
         ((topic,), {"offset": -1}, InvalidArgument),
-        ((topic, "earliest"), {"queues": [("b7", 0)]}, Unavailable),
     ):
         with pytest.raises(kind):
             await admin.reset_offsets(GROUP, *arguments, **options)
+    hasty = ClientSettings(request_timeout_s=0.5)  # a broker that nobody knows is waited for
+    async with Admin(cluster.nameserver, settings=hasty) as other:
+        with pytest.raises(Unavailable):
+            await other.reset_offsets(GROUP, topic, "earliest", queues=[("b7", 0)])
     assert await offsets(admin, GROUP, topic) == all_at(5)
 
 

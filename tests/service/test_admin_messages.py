@@ -11,9 +11,8 @@ from duemq.aio import Admin, Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import DeliveryState, FoundMessages
 from duemq.errors import InvalidArgument, QueueNotFound, TopicNotFound, Unavailable
-from duemq.settings import ClientSettings
 from tests.service.running_broker import topic_name
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import Cluster, running_cluster, soon_given_up, until
 from tests.unit.broker.reading.test_lookup import COLLIDING
 
 BROKERS = ("b0", "b1")
@@ -34,15 +33,15 @@ async def topic(cluster: Cluster) -> str:
 
 @pytest.fixture
 async def admin(cluster: Cluster) -> AsyncIterator[Admin]:
-    settings = ClientSettings(request_timeout_s=2.0)
-    async with Admin(cluster.nameserver, settings=settings) as made:
+    async with Admin(cluster.nameserver) as made:
         yield made
 
 
 @pytest.fixture
-async def impatient(cluster: Cluster) -> AsyncIterator[Admin]:
-    """For questions to brokers that are away: each takes all of its time."""
-    async with Admin(cluster.nameserver, settings=ClientSettings(request_timeout_s=1)) as made:
+async def impatient(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Admin]:
+    """For when b1 is away: each question to it takes all of its time."""
+    soon_given_up(monkeypatch, "b1")
+    async with Admin(cluster.nameserver) as made:
         yield made
 
 

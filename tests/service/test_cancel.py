@@ -11,7 +11,7 @@ from duemq.producing.cancels import CancelOutcome
 from duemq.settings import ClientSettings
 from duemq.transport import cancel_calls
 from tests.service.fake_cluster import FakeCluster
-from tests.service.running_cluster import until
+from tests.service.running_cluster import WAIT_S, until
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_a_shard_that_is_away(cluster):
         with pytest.raises(Unavailable):
             await admin.cancel(handle_of(0, 5))
         cluster.hide_timers()
-        await admin._client.wait_for(lambda routes: not routes.timers, 5.0)
+        await admin._client.wait_for(lambda routes: not routes.timers, WAIT_S)
         with pytest.raises(Unavailable, match="no timer shard serves"):
             await admin.cancel(handle_of(0, 5))
 

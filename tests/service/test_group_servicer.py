@@ -34,7 +34,7 @@ from duemq_server.storage.replicas import epoch
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster
 
-READ_S = 30.0
+READ_S = 60.0
 
 
 class Stream:
@@ -376,7 +376,7 @@ async def test_a_broker_that_knows_no_nameserver_is_not_ready(tmp_path) -> None:
 
 async def test_groups_are_listed_and_described(cluster, coordinator, topic) -> None:
     async with coordinator.joined(HERE) as member:
-        await member.hello(GROUP, "m1", topic, client="a test", session_timeout_ms=5_000)
+        await member.hello(GROUP, "m1", topic, client="a test", session_timeout_ms=90_000)
         generation, _ = await member.assignment()
         for broker, client in cluster.clients.items():
             commit = broker_pb2.OffsetCommit(topic=topic, queue_id=0, offset=0)
@@ -392,7 +392,7 @@ async def test_groups_are_listed_and_described(cluster, coordinator, topic) -> N
         assert (description.generation, description.strategy) == (generation, "average")
         [described] = description.members
         assert (described.member_id, described.client) == ("m1", "a test")
-        assert described.session_timeout_ms == 5_000
+        assert described.session_timeout_ms == 90_000
         assert {(queue.broker, queue.queue_id) for queue in described.queues} == ALL
         assert not (await coordinator.stub(THERE).DescribeGroup(request)).coordinator
         unknown = group_pb2.DescribeGroupRequest(group="unknown")

@@ -24,6 +24,7 @@ from duemq.testing.aio import MemoryCluster as AioMemoryCluster
 from duemq.v1 import error_pb2
 from tests.service.fake_cluster import FakeCluster, refusal
 from tests.service.running_cluster import until
+from tests.service.test_producer import overdue, taken_in
 
 SOON = ProducerSettings(close_timeout_s=0.2)
 
@@ -177,13 +178,15 @@ async def test_on_error_is_told_of_each_and_close_does_not_raise(cluster):
 
 async def test_a_deadline_that_passes_is_told(cluster):
     told = asyncio.get_running_loop().create_future()
-    settings = ProducerSettings(send_timeout_s=2.0, close_timeout_s=0.1)
+    settings = ProducerSettings(close_timeout_s=0.1)
     async with aio.Producer(
         cluster.nameserver, on_error=lambda _, error: told.set_result(error), settings=settings
     ) as producer:
         await producer.send("t", b"x")
         await go_away(cluster)
         producer.submit("t", b"y")
+        await taken_in(producer)
+        overdue(producer)
         assert isinstance(await told, Timeout)
 
 

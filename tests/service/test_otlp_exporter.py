@@ -96,7 +96,7 @@ def test_a_collector_that_is_away_costs_spans_and_one_line(pipeline_to, caplog):
 
 
 def test_what_fails_for_a_while_works_again(collector, pipeline_to, caplog):
-    pipeline = pipeline_to(collector.address, OTEL_EXPORTER_OTLP_TIMEOUT="5")
+    pipeline = pipeline_to(collector.address, OTEL_EXPORTER_OTLP_TIMEOUT="60")
     collector.refuse_with = grpc.StatusCode.INVALID_ARGUMENT
     with caplog.at_level(logging.INFO):
         send(3)

@@ -11,6 +11,7 @@ from duemq.settings import ProducerSettings
 from duemq.v1 import error_pb2
 from tests.service.fake_cluster import FakeCluster, refusal
 from tests.service.running_cluster import until
+from tests.service.test_producer import overdue
 
 READ_ONLY = refusal(error_pb2.READ_ONLY, retryable=True)
 UNSURE = [
@@ -93,9 +94,12 @@ async def test_a_refused_repeat_is_asked_again_where_it_may_be_stored(two, error
 
 async def test_a_broker_that_stays_full_ends_in_a_timeout_that_says_that_nobody_knows(two):
     refuse_repeats(two, READ_ONLY, times=10**9)
-    settings = ProducerSettings(send_timeout_s=0.6, close_timeout_s=0.1)
+    settings = ProducerSettings(close_timeout_s=0.1)
     async with aio.Producer(two.nameserver, settings=settings) as producer:
         broker, (pending,) = await sent_and_lost(two, producer, b"once")
+        in_flight = producer._sender.pump.to(broker.name)
+        await until(lambda: "READ_ONLY" in str(in_flight.last_error))
+        overdue(producer)
         with pytest.raises(Timeout, match=r"stored is unknown.*READ_ONLY"):
             await pending
         broker.refuse_unseen = lambda _: None

@@ -14,6 +14,8 @@ from tests.service.replica_network import network
 from tests.service.running_cluster import until
 
 FAST = {"lease_duration": 1.0, "lag_max": 0.5}
+# Of a leader that is to stay one, however busy the machine is.
+LASTING_S = 30.0
 LINE = b"x" * 1000
 
 
@@ -22,8 +24,8 @@ async def running(monkeypatch, tmp_path):
     """A group and what lies between its replicas."""
 
     @asynccontextmanager
-    async def run(count):
-        group = Group(tmp_path, count, **FAST)
+    async def run(count, **settings):
+        group = Group(tmp_path, count, **{**FAST, **settings})
         async with network(monkeypatch, group) as net:
             group.start()
             try:
@@ -45,7 +47,7 @@ async def fill_a_segment(group):
 
 
 async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_term(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         late, _ = others_of(group, leader)
         await leader.term.write(b"first")
         await late.kill()
@@ -96,7 +98,7 @@ async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_sam
     await other.in_sync(2)
     await other.write(b"another group's")
     await other.stop()
-    async with running(2) as (group, _, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         await leader.term.write(b"ours")
         (follower,) = others_of(group, leader)
         await follower.kill()
@@ -174,7 +176,7 @@ async def test_a_leader_that_reaches_nobody_gives_up(running):
 
 
 async def test_while_the_store_is_away_a_follower_comes_back_to_whom_it_knows(running):
-    async with running(2) as (group, net, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, net, leader):
         (follower,) = others_of(group, leader)
         await leader.term.write(b"before")
         for store in net.stores.values():
@@ -188,7 +190,7 @@ async def test_while_the_store_is_away_a_follower_comes_back_to_whom_it_knows(ru
 
 
 async def test_a_follower_whose_disk_is_full_is_out_until_there_is_space(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         full, _ = others_of(group, leader)
         full.disk.full = True
         await leader.term.write(b"one")
@@ -260,7 +262,7 @@ async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(runni
 
 
 async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(running, tmp_path):
-    async with running(2) as (group, _, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         await leader.term.write(b"one")
         (tmp_path / "leases").rename(tmp_path / "elsewhere")
         (follower,) = others_of(group, leader)
@@ -273,7 +275,7 @@ async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(run
 
 
 async def test_who_is_away_is_not_asked_to_lead(running):
-    async with running(2) as (group, _, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         (follower,) = others_of(group, leader)
         await follower.kill()
         term = leader.replica.leading

@@ -30,7 +30,8 @@ from duemq.settings import ClientSettings, ProducerSettings
 from duemq.tracing import meters, spans
 from tests.service.fake_cluster import FakeCluster
 from tests.service.fake_keys import NOW_MS
-from tests.service.running_cluster import until
+from tests.service.running_cluster import WAIT_S, until
+from tests.service.test_producer import in_a_hurry
 
 TOPIC = "orders"
 SHARDS = 2
@@ -167,14 +168,14 @@ async def test_a_shard_that_comes_back_elsewhere_gets_the_same_request(cluster, 
 
 
 async def test_at_its_deadline_a_message_is_given_up_and_says_what_is_known(cluster):
-    settings = ProducerSettings(send_timeout_s=0.3)
-    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+    async with aio.Producer(cluster.nameserver) as producer:
         await producer.ready(TOPIC)
+        producer.intake._keyed._timeout_s = 0.3
         shard_of(cluster, "k").gate.clear()
         with pytest.raises(Timeout, match="whether the message is stored is unknown"):
             await producer.send(TOPIC, b"1", timer_key="k", delay=5)
         cluster.hide_timers()
-        await producer._client.wait_for(lambda routes: not routes.timers, 5.0)
+        await producer._client.wait_for(lambda routes: not routes.timers, WAIT_S)
         with pytest.raises(Timeout, match=r"not sent within 0\.3 s: no timer shard"):
             await producer.send(TOPIC, b"1", timer_key="l", delay=5)
         assert producer.outbox.used_bytes == 0
@@ -185,9 +186,10 @@ async def test_without_any_timer_shard(cluster):
     lone = FakeCluster()
     await lone.start("a")
     lone.topic(TOPIC)
-    settings = ProducerSettings(send_timeout_s=0.2, client=ClientSettings(request_timeout_s=0.2))
+    settings = ProducerSettings(client=ClientSettings(request_timeout_s=0.2))
     async with aio.Producer(lone.nameserver, settings=settings) as producer:
-        with pytest.raises(Unavailable, match="know no timer shard"):
+        await producer.ready(TOPIC)
+        with in_a_hurry(producer), pytest.raises(Unavailable, match="know no timer shard"):
             await producer.send(TOPIC, b"1", timer_key="k", delay=5)
         with pytest.raises(Unavailable, match="know no timer shard"):
             await producer.cancel(key=(TOPIC, "k"))
@@ -420,17 +422,19 @@ async def test_an_unanswered_question_may_have_been_heard(cluster):
         await producer.send(TOPIC, b"1", timer_key="k", delay=5)
         waiting = shard_of(cluster, "k")
         waiting.gate.clear()
-        with pytest.raises(Unavailable):
-            await producer.cancel(key=(TOPIC, "k"))
-        ids = {each.request_id for each in waiting.requests}
-        assert len(ids) == 2  # the send's and the cancel's
+        cancels = heard = 0
+        while not heard:  # a slow machine may give one up before it is
+            with pytest.raises(Unavailable):
+                await producer.cancel(key=(TOPIC, "k"))
+            cancels += 1
+            heard = len({each.request_id for each in waiting.requests}) - 1  # one is the send's
+        assert heard <= cancels
         waiting.gate.set()
 
 
 async def test_flush_waits_for_keyed_messages_and_close_ends_them(cluster):
-    producer = aio.Producer(
-        cluster.nameserver, settings=ProducerSettings(send_timeout_s=0.5, close_timeout_s=0.2)
-    )
+    settings = ProducerSettings(close_timeout_s=0.2)
+    producer = aio.Producer(cluster.nameserver, settings=settings)
     await producer.start()
     pending = producer.submit(TOPIC, b"1", timer_key="k", delay=5)
     await producer.flush()

@@ -25,7 +25,8 @@ def cluster():
 
 
 def planned(options, *nameservers):
-    with QueueClient(nameservers, timeout_s=0.1) as client:
+    patient_s = 0.1 if nameservers == (DEAD,) else 60.0
+    with QueueClient(nameservers, timeout_s=patient_s) as client:
         return [(q.broker, q.queue, q.past) for q in client.queues(options)]
 
 

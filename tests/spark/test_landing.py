@@ -33,7 +33,7 @@ def cluster():
 
 def land(spark, cluster, lake, per_trigger=10_000):
     batches = []
-    wanted = Landing(cluster.address, TRACE_TOPIC, lake, None, per_trigger, timeout_s=5)
+    wanted = Landing(cluster.address, TRACE_TOPIC, lake, None, per_trigger, timeout_s=60)
     landing.start(spark, wanted, batches.append).awaitTermination()
     return batches
 

@@ -53,8 +53,9 @@ def offered(nameserver: str, *words: str) -> list[str]:
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
 async def test_names_of_the_cluster_are_offered(
-    cluster: Cluster, words: tuple[str, ...], values: list[str]
+    cluster: Cluster, words: tuple[str, ...], values: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(completion, "TIMEOUT_S", 60.0)
     assert await asyncio.to_thread(offered, cluster.nameserver, *words) == values
 
 

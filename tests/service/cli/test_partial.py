@@ -5,19 +5,22 @@ import asyncio
 import pytest
 
 from duemq import errors
-from duemq.aio import Admin, ClientSettings, PullConsumer
+from duemq.aio import Admin, PullConsumer
 from duemq.v1 import broker_pb2
 from duemq_cli.exits import Exit
 from duemq_server.bench.harness.topic_reader import read_topic
 from tests.service.cli.commands import rows, run
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import Cluster, running_cluster, soon_given_up
 
 TOPIC, GROUP = "orders", "billing"
+# For those that are there.
+PATIENT_S = "60"
 
 
 @pytest.fixture(params=["stopped", "silent"])
-async def cluster(tmp_path, request):
+async def cluster(tmp_path, request, monkeypatch):
     """b1 has said goodbye, or is still listed and does not answer."""
+    soon_given_up(monkeypatch, "b1")
     async with running_cluster(tmp_path, "b0", "b1") as cluster:
         await cluster.create_topic(TOPIC)
         for broker in ("b0", "b1"):
@@ -66,7 +69,7 @@ COMMANDS = [
 async def test_what_is_known_is_printed_and_what_is_not_is_said(
     cluster: Cluster, command: tuple[str, ...], known: str | None
 ) -> None:
-    command = ("--timeout", "0.5", *command)
+    command = ("--timeout", PATIENT_S, *command)
     people = await run(cluster.nameserver, *command)
     assert people.exit_code == Exit.PARTIAL, people.stdout + people.stderr
     assert "duemq: incomplete, no answer of b1: " in people.stderr
@@ -83,7 +86,7 @@ async def test_a_consumer_that_ends_says_whose_messages_it_did_not_see(tmp_path)
         await cluster.create_topic(TOPIC)
         await cluster.send(TOPIC, [b"a"])
         await cluster.stop_broker("b1")
-        idle = ("--group", "whole", "--from", "earliest", "--idle-timeout", "1")
+        idle = ("--group", "whole", "--from", "earliest", "--idle-timeout", "5")
         people = await run(cluster.nameserver, "consume", TOPIC, *idle)
         assert "b0/0 @ 0" in people.stdout
         assert "incomplete, no answer of b1" in people.stderr
@@ -116,7 +119,7 @@ async def test_the_cluster_shows_who_is_lost(cluster: Cluster) -> None:
 
 
 async def test_what_changes_something_changes_nothing(cluster: Cluster) -> None:
-    reset = ("--timeout", "0.5", "group", "reset", GROUP, "--topic", TOPIC, "--to", "earliest")
+    reset = ("--timeout", PATIENT_S, "group", "reset", GROUP, "--topic", TOPIC, "--to", "earliest")
     refused = await run(cluster.nameserver, *reset)
     assert refused.exit_code == Exit.UNAVAILABLE
     assert "b1" in refused.stderr
@@ -129,7 +132,7 @@ async def test_what_changes_something_changes_nothing(cluster: Cluster) -> None:
 
 
 async def test_a_timer_shard_is_released_at_all_brokers_or_at_none(cluster: Cluster) -> None:
-    release = ("--timeout", "0.5", "timer", "release", "0", "--accept-loss")
+    release = ("--timeout", PATIENT_S, "timer", "release", "0", "--accept-loss")
     refused = await run(cluster.nameserver, *release)
     assert refused.exit_code == Exit.UNAVAILABLE
     assert "b1" in refused.stderr
@@ -137,8 +140,7 @@ async def test_a_timer_shard_is_released_at_all_brokers_or_at_none(cluster: Clus
 
 
 async def test_a_reader_of_a_whole_topic_can_know(cluster: Cluster) -> None:
-    settings = ClientSettings(request_timeout_s=0.5)
-    async with Admin(cluster.nameserver, settings=settings) as admin:
+    async with Admin(cluster.nameserver) as admin:
         with pytest.raises(errors.PartialAnswer) as caught:
             await admin.topics()
         assert [each.name for each in caught.value.missing] == ["b1"]

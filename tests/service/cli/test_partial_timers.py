@@ -2,16 +2,18 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
 
+from duemq.administering.asking_shards import AskingShards
 from duemq.aio import Admin
 from duemq.errors import PartialAnswer
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import AWAY_S, WAIT_S, Cluster, running_cluster, until
 from tests.service.test_timer_service import HOUR_MS, TOPIC, running_shard, send
 
 WHY = {
@@ -33,10 +35,25 @@ async def register(cluster: Cluster, name: str, address: str, shard: int, shards
     assert answer.accepted
 
 
+def soon_given_up(monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    """Questions to this shard end soon; the other may take as long as it needs."""
+    ask = AskingShards._ask_or_miss
+
+    async def asked(
+        self: AskingShards, shard: Any, method: Any, missing: Any, timeout_s: float = 0.0
+    ) -> Any:
+        return await ask(self, shard, method, missing, AWAY_S if shard.name == away else WAIT_S)
+
+    monkeypatch.setattr(AskingShards, "_ask_or_miss", asked)
+
+
 @pytest.fixture(params=list(WHY))
-async def shards(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, str]]:
+async def shards(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[str, str]]:
     """t0 is there, t1 is not, or might as well not be: the nameserver, and what is wrong."""
     trouble = request.param
+    soon_given_up(monkeypatch, "t1")
     async with (
         running_cluster(tmp_path, "b0") as cluster,
         running_shard(cluster, tmp_path, shard=0, shards=2) as shard,
@@ -69,10 +86,10 @@ async def shards(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 )
 async def test_who_is_missing_is_said(shards: tuple[str, str], command: tuple[str, ...]) -> None:
     nameserver, trouble = shards
-    people = await run(nameserver, "--timeout", "0.5", *command)
+    people = await run(nameserver, "--timeout", "60", *command)
     assert people.exit_code == Exit.PARTIAL, people.stdout + people.stderr
     assert "duemq: incomplete, no answer of timer shard " in people.stderr
-    programs = await run(nameserver, "--timeout", "0.5", *command, "--json")
+    programs = await run(nameserver, "--timeout", "60", *command, "--json")
     assert programs.exit_code == Exit.PARTIAL
     *found, last = rows(programs)
     missing = {each["broker"]: each["error"] for each in last["missing_brokers"]}

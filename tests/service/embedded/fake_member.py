@@ -51,7 +51,7 @@ def register(nameservers: str, name: str, address: str) -> None:
         request.timer.name, request.timer.address, request.timer.shards = name, address, 1
     for nameserver in nameservers.split(","):
         with grpc.insecure_channel(nameserver) as channel:
-            nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=5)
+            nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=60)
 
 
 main()

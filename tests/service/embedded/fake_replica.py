@@ -112,7 +112,7 @@ class Replica:
         getattr(request, kind).CopyFrom(report)
         for nameserver in self.settings.nameservers.split(","):
             with grpc.insecure_channel(nameserver) as channel:
-                nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=5)
+                nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=60)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 from duemq_server.local_cluster import ClusterEvent, plan
 
 HERE = Path(__file__).parent
-WAIT_S = 20
+WAIT_S = 60
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

@@ -13,7 +13,7 @@ from duemq_server.storage.log import Group, SegmentedLog
 from duemq_server.storage.writer import Commit, LogWriter
 from tests.crash.faulty_disk import FaultyDisk
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 class Events:

@@ -45,7 +45,7 @@ def ended_by_a_signal_at_line(number: int) -> bool:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     return not thread.is_alive()
 
 
