@@ -39,7 +39,7 @@ from duemq_server.timer_service.timers.wheel import Ids
 BATCH_ROWS_MAX = 1_000
 BATCH_BYTES_MAX = 512 * 1024
 # Of one broker, dispatched and not answered; beyond it timers wait here.
-BROKER_BYTES_MAX = 8 * 1024 * 1024
+BROKER_BYTES_MAX = 4 * 1024 * 1024
 # Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
 REJECTED_BYTES_MAX = 64 * 1024 * 1024
 FAILOVER_AFTER_MS = 2_000
