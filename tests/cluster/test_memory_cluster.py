@@ -724,7 +724,7 @@ REFUSALS = {
     "no topics": ("InvalidArgument", "topics"),
     "group": ("InvalidArgument", "group"),
     "policy": ("InvalidArgument", "retries_max"),
-    "delays": ("InvalidArgument", "delay"),
+    "delays": ("InvalidArgument", "retry_delays"),
     "other filter": ("InvalidArgument", "subscriptions"),
 }
 

@@ -49,9 +49,11 @@ class Shard:
 
 
 def has_looked_round(service: TimerService) -> bool:
-    """Whether a broker has refused it, or told who else is there; or whether there is none."""
+    """Whether a broker has refused its claim, or told who else is there; or there is none."""
     routes = service._routes.cache
     told = not routes.brokers or service._others.holders() is not None
+    if any("claim" in about for about in service._links._said_s):
+        return True
     return bool(service._links.refusals or (routes.version and service.place.key_shards and told))
 
 

@@ -164,3 +164,5 @@ async def _connected(channel: grpc.aio.Channel, address: str) -> None:
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
         raise Unavailable(f"{address}: no connection within {CONNECT_TIMEOUT_S} s") from None
+    except grpc.aio.UsageError:  # closed meanwhile: the broker is another address by now
+        raise Unavailable(f"{address}: the connection was closed") from None
