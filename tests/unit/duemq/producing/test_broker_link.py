@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 
 from duemq.errors import Unavailable
@@ -7,13 +5,9 @@ from duemq.producing.broker_link import _connected
 from duemq.transport import channel
 
 
-async def test_a_channel_that_is_closed_while_it_connects_is_no_connection() -> None:
+async def test_a_closed_channel_is_no_connection() -> None:
     """Another address of the broker came meanwhile: gRPC's own error would end the producer."""
     closed = channel.connect("192.0.2.1:1")  # nobody's: it neither connects nor is refused at once
-    waiting = asyncio.create_task(_connected(closed, "192.0.2.1:1"))
-    await asyncio.sleep(0)
     await closed.close()
-    with pytest.raises(Unavailable):
-        await waiting
     with pytest.raises(Unavailable, match="was closed"):
         await _connected(closed, "192.0.2.1:1")
