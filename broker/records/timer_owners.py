@@ -179,7 +179,7 @@ class TimerOwners:
                 limit=SERVICES_MAX,
             )
         self._seen_ms[service.id] = now_ms
-        if epoch:
+        if epoch and service.id in self._claims:  # who has nothing here hands nothing over
             self._epochs[service.id] = epoch
         self._note_waiting(service.id, bool(waits))
         known = self._claims.get(service.id)

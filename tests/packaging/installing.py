@@ -28,7 +28,7 @@ PROJECTS = {
         {"duemq_analytics", "pyspark_duemq.py", "pyspark_duemq_spans.py"},
     ),
 }
-WAIT_S = 600
+WAIT_S = 200
 IGNORED = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 

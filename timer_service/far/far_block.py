@@ -92,9 +92,14 @@ class Index(NamedTuple):
 
     def starts(self) -> npt.NDArray[np.int64]:
         """Where each record begins in the bodies; one entry more than rows."""
-        starts = np.zeros(len(self.rows) + 1, dtype=np.int64)
-        np.cumsum(self.rows["size"], out=starts[1:])
-        return starts
+        return body_starts(self.rows)
+
+
+def body_starts(packed: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Where the record of each of these rows begins; one entry more than rows."""
+    starts = np.zeros(len(packed) + 1, dtype=np.int64)
+    np.cumsum(packed["size"], out=starts[1:])
+    return starts
 
 
 def crcs(records: list[bytes | memoryview]) -> npt.NDArray[np.uint32]:

@@ -13,7 +13,8 @@ no others.  So what waits for a load is due no sooner than what was loaded.
     C       6 9                   6
 
 An index is read and verified whole; the rows that the next loads will want are kept, copied, as a
-window.  Windows are bounded by `WINDOWS_BYTES_MAX`; of blocks beyond that the index is read anew.
+window.  Windows are bounded by `WINDOWS_BYTES_MAX`, and are smaller where there are more blocks; of
+those that are not kept the index is read anew.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.bodies import Files
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.reading import Packed, bodies_at, body_starts, in_columns
+from duemq_server.timer_service.far.reading import Packed, bodies_at, in_columns
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Blob, Hashes, Home, Rows
 
 WINDOWS_BYTES_MAX = 32 << 20
 WINDOW_BYTES = 512  # of a window, beside its rows
 NAME_BYTES = 250  # of a source or target
-WINDOW_ROWS_MIN = 256
+WINDOW_ROWS = 256  # at least, where that many of all blocks are within the bound
 LOADS_AHEAD = 4  # so many loads' rows lie in the windows of all blocks together, or more
 PIECE_BYTES_MAX = 1 << 20  # bodies are let go piece by piece
 
@@ -130,6 +131,12 @@ class Windows:
     def __len__(self) -> int:
         return len(self._windows)
 
+    def rows_ahead(self, blocks: int, rows_max: int) -> int:
+        """Of each of so many blocks, beyond what a load of `rows_max` takes now; 1 at least."""
+        share = min(LOADS_AHEAD * rows_max // max(1, blocks), block.ROWS_MAX)
+        room = self._bytes_max // max(1, blocks) - WINDOW_BYTES
+        return max(1, min(max(WINDOW_ROWS, share), room // block.ROW_BYTES))
+
     def get(self, each: Block) -> Window | None:
         """The window of a block."""
         window = self._windows.get((each.file, each.position))
@@ -183,6 +190,7 @@ class Load:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._windows = windows
+        self._ahead = windows.rows_ahead(len(blocks), rows_max)
         self.pieces: list[Piecewise] = []
 
     def run(self) -> None:
@@ -256,10 +264,8 @@ class Load:
             if end_ms is None or end_ms >= until_ms:
                 return window
         index = self._files.index_of(each)
-        share = LOADS_AHEAD * self._rows_max // len(self._blocks)
         wanted = int(np.searchsorted(index.rows["due_ms"], until_ms)) - each.cursor
-        rows = max(wanted, 0) + max(WINDOW_ROWS_MIN, min(share, block.ROWS_MAX))
-        window = Window(each, index, each.cursor, rows)
+        window = Window(each, index, each.cursor, max(wanted, 0) + self._ahead)
         self._windows.put(window)
         return window
 
@@ -297,7 +303,7 @@ def _pieces(window: Window, count: int) -> Iterator[Taken]:
     """The next `count` rows of a block, in pieces of `PIECE_BYTES_MAX`, or of one larger row."""
     first = window.block.cursor - window.start
     end = first + count
-    starts = body_starts(window.packed[:end])
+    starts = block.body_starts(window.packed[:end])
     while first < end:
         fits = int(np.searchsorted(starts, starts[first] + PIECE_BYTES_MAX, side="right")) - 1
         last = min(max(fits, first + 1), end)

@@ -30,18 +30,11 @@ def in_columns(packed: Packed, hashes: Hashes | None) -> Rows:
     rows = new_rows(len(packed))
     rows.wide[0], rows.wide[1] = packed["due_ms"], packed["offset"]
     rows.narrow[0], rows.narrow[1] = packed["source"], packed["target"]
-    rows.narrow[2], rows.narrow[3] = body_starts(packed)[:-1], packed["size"]
+    rows.narrow[2], rows.narrow[3] = block.body_starts(packed)[:-1], packed["size"]
     rows.narrow[4], rows.narrow[5] = packed["tag_hash"], packed["key_hash"]
     if hashes is None:
         return rows
     return dataclasses.replace(rows, timer_key=hashes.astype(np.uint64))
-
-
-def body_starts(packed: Packed) -> npt.NDArray[np.int64]:
-    """Where each record begins, from the first one on; one entry more than rows."""
-    starts = np.zeros(len(packed) + 1, dtype=np.int64)
-    np.cumsum(packed["size"], out=starts[1:])
-    return starts
 
 
 def bodies_at(each: Block) -> int:

@@ -38,7 +38,8 @@ from duemq_server.timer_service.timers.wheel import Ids
 
 BATCH_ROWS_MAX = 1_000
 BATCH_BYTES_MAX = 512 * 1024
-# Of one broker, dispatched and not answered; beyond it timers wait here.
+# Of one broker, dispatched and not answered; beyond it timers wait here.  All of it is in front of
+# what another topic has due now; with much less a broker has to wait (bench/README.md, "A herd").
 BROKER_BYTES_MAX = 4 * 1024 * 1024
 # Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
 REJECTED_BYTES_MAX = 64 * 1024 * 1024
@@ -119,12 +120,11 @@ class Dispatcher:
         """When the last of those that wait for a target was due, or one that went; 0: none wait."""
         return self._latest_ms.get(target, 0) if target in self._ready else 0
 
-    def withdraw(self, target: int) -> Ids:
-        """Takes all that wait for a target, to be added again."""
-        ids = self.ids_of(target)
-        if self._ready.pop(target, None) is not None:
-            self.waiting -= len(ids)
-        return ids
+    def replace(self, target: int, ids: Ids, latest_ms: int) -> None:
+        """As `add`, of all that wait, in another order; the target keeps its turn."""
+        self.waiting -= self.waiting_for(target)
+        self._ready.setdefault(target, deque()).clear()
+        self.add(target, ids, latest_ms)
 
     def turns(self) -> list[int]:
         """Every target with something ready, the one served last at the end."""

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from duemq.errors import InvariantError, OffsetOutOfRange
 from duemq_recurring.schedules import Schedules
@@ -332,10 +333,13 @@ class Scheduler:
     def _wait(self, target: int, ids: Ids) -> None:
         """Timers of a target wait for their turn: what comes late goes in front of later ones."""
         due_ms = self.near.table.due_ms
+        latest_ms = int(due_ms[ids].max(initial=0))
         if len(ids) and self.dispatcher.latest_ms(target) > int(due_ms[ids].min()):
-            ids = np.concatenate([self.dispatcher.withdraw(target), ids])
+            ids = np.concatenate([self.dispatcher.ids_of(target), ids])
             ids = ids.take(np.argsort(due_ms[ids], kind="stable"))
-        self.dispatcher.add(target, ids, int(due_ms[ids].max(initial=0)))
+            self.dispatcher.replace(target, ids, latest_ms)
+        else:
+            self.dispatcher.add(target, ids, latest_ms)
 
     def _build_batches(self, now_ms: int) -> bool:
         """Cuts batches from the targets in turn; True if there may be more."""
@@ -480,21 +484,24 @@ class Scheduler:
 
     def drop_cancelled(self, rows: Rows, now_ms: int) -> Rows:
         """Rows without those that were cancelled while they lay far."""
+        cancelled = self._meet_cancelled(rows, now_ms)
+        return rows if cancelled is None else rows.take(~cancelled)
+
+    def _meet_cancelled(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_] | None:
+        """Which rows were cancelled while they lay far, None: none; they are gone from now on."""
         cancelled = self.tombstones.meet(rows, now_ms)
-        if cancelled is None:
-            return rows
-        self.topics.met(rows.target[cancelled])
-        return rows.take(~cancelled)
+        if cancelled is not None:
+            self.topics.met(rows.target[cancelled])
+        return cancelled
 
     def _live_pieces(self, pieces: list[Piece], now_ms: int) -> list[Piece]:
         """The pieces without cancelled timers; the same list if there are none."""
         if not self.tombstones.unmet or not pieces:
             return pieces
         joined = concatenate([rows for rows, _ in pieces])
-        cancelled = self.tombstones.meet(joined, now_ms)
+        cancelled = self._meet_cancelled(joined, now_ms)
         if cancelled is None:
             return pieces
-        self.topics.met(joined.target[cancelled])
         live, end = [], 0
         for rows, blob in pieces:
             start, end = end, end + len(rows)
@@ -592,9 +599,8 @@ class Scheduler:
         rows = self.numbers.translate_all(pieces)
         of = np.repeat(np.arange(len(pieces), dtype=np.int32), counts)
         self.topics.loaded(rows)
-        cancelled = self.tombstones.meet(rows, now_ms)
+        cancelled = self._meet_cancelled(rows, now_ms)
         if cancelled is not None:
-            self.topics.met(rows.target[cancelled])
             rows, of = rows.take(~cancelled), of[~cancelled]
         if len(self.due_counts):
             slots = self.topics.slots(rows.target)

@@ -106,9 +106,9 @@ def _measure(arguments: argparse.Namespace, topic: str, directory: Path) -> dict
     _send(arguments.nameserver, topic, range(first, first + more))
     landed_more, landing_more = run_command(land)
     told_again, again = run_command(report)
-    require("landed", landed["spans"] + landed_more["spans"], (first + more) * ROWS)
-    require("reported", told["spans"], first * ROWS)
-    require("reported again", told_again["spans"], (first + more) * ROWS)
+    require("spans landed", landed["spans"] + landed_more["spans"], (first + more) * ROWS)
+    require("spans reported", told["spans"], first * ROWS)
+    require("spans reported again", told_again["spans"], (first + more) * ROWS)
     rate = first * ROWS / landing.cpu_s
     stored = sum(path.stat().st_size for path in (lake / "spans").rglob("*.parquet"))
     return {
@@ -253,4 +253,4 @@ class SessionCpu:
 def require(what: str, found: int, expected: int) -> None:
     """Raises Rejected where a step has not done what it is measured for."""
     if found != expected:
-        raise Rejected(f"{found:,} spans {what}, not {expected:,}")
+        raise Rejected(f"{what}: {found:,}, not {expected:,}")

@@ -82,7 +82,7 @@ def read_rows(arguments: argparse.Namespace, scratch: Path) -> int:
     def three_columns(topic: str) -> None:
         frame(topic, COLUMNS).write.format("noop").mode("overwrite").save()
 
-    require("counted", frame(arguments.few).count(), FEW_ROWS)
+    require("messages counted", frame(arguments.few).count(), FEW_ROWS)
     three_columns(arguments.few)
     counted = 0
 
@@ -92,7 +92,7 @@ def read_rows(arguments: argparse.Namespace, scratch: Path) -> int:
 
     columns = _cost(lambda: three_columns(arguments.topic))
     counting = _cost(count)
-    require("counted", counted, arguments.rows)
+    require("messages counted", counted, arguments.rows)
     spark.stop()
     figures = {
         "three_columns_rows_per_cpu_s": round(arguments.rows / columns.cpu_s),

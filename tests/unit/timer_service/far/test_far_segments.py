@@ -5,7 +5,7 @@ import pytest
 
 from duemq_server.storage.disk import DiskFile
 from duemq_server.storage.errors import CorruptFile, DiskFull
-from duemq_server.timer_service.far.far_block import ROWS_MAX
+from duemq_server.timer_service.far.far_block import ROW_BYTES, ROWS_MAX
 from duemq_server.timer_service.far.far_segments import (
     DAY_MS,
     HOUR_MS,
@@ -13,7 +13,13 @@ from duemq_server.timer_service.far.far_segments import (
     NumberTables,
     period_file,
 )
-from duemq_server.timer_service.far.loading import WINDOW_ROWS_MIN, Load, Window, Windows
+from duemq_server.timer_service.far.loading import (
+    WINDOW_BYTES,
+    WINDOW_ROWS,
+    Load,
+    Window,
+    Windows,
+)
 from duemq_server.timer_service.far.look_up import Query
 from duemq_server.timer_service.far.memtable import Memtable
 from duemq_server.timer_service.timers.keys import NOWHERE
@@ -147,15 +153,15 @@ def also(segments: FarSegments, *due_ms: int) -> None:
 @pytest.mark.parametrize("blocks", [2, 7])
 def test_blocks_of_one_time_are_loaded_in_due_order(blocks: int, apart_ms: int) -> None:
     """Also over the ends of windows, and of blocks that are of another time as well."""
-    each = [NOW + apart_ms * n // 3 for n in range(3 * WINDOW_ROWS_MIN)]
+    each = [NOW + apart_ms * n // 3 for n in range(3 * WINDOW_ROWS)]
     segments = segments_with(*each)
     for n in range(1, blocks):
         also(segments, *(due_ms + 100 * n for due_ms in each[: len(each) // n]))
     count, loaded = segments.pending, []
     while segments.pending:
-        load = segments.load(NOW + HOUR_MS, 150, MANY)
+        load, left = segments.load(NOW + HOUR_MS, 150, MANY), segments.pending
         found = sorted(due_ms for due_ms, _, _ in run(segments, load))
-        assert 0 < len(found) <= 150
+        assert len(found) == min(150, left)  # however dense one of the blocks is
         assert found[-1] <= (segments.next_due_ms() or NOW + HOUR_MS)
         loaded += found
     assert loaded == sorted(loaded)
@@ -181,7 +187,7 @@ class ReadsCounted(FaultyDisk):
 
 def test_the_next_loads_do_not_read_the_indexes_again() -> None:
     disk = ReadsCounted()
-    due_ms = range(NOW, NOW + 3 * WINDOW_ROWS_MIN)
+    due_ms = range(NOW, NOW + 3 * WINDOW_ROWS)
     segments = segments_with(*due_ms, disk=disk)
     for _ in range(20):
         also(segments, *due_ms)
@@ -207,6 +213,15 @@ def test_windows_are_bounded_and_a_window_is_of_its_block() -> None:
     assert windows.get(dataclasses.replace(second)) is None  # made anew at its place
     windows.drop(second)
     assert (len(windows), windows.bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("blocks", [1, 300, 10_000])
+def test_windows_of_many_blocks_are_smaller_and_fit_together(blocks: int) -> None:
+    bound = 32 << 20
+    rows = Windows(bound).rows_ahead(blocks, 16_384)
+    assert rows == {1: ROWS_MAX, 300: WINDOW_ROWS, 10_000: 78}[blocks]
+    assert blocks * (rows * ROW_BYTES + WINDOW_BYTES) <= bound
+    assert Windows(bound).rows_ahead(1_000_000, 16_384) == 1
 
 
 def test_a_window_has_the_names_of_its_rows_only() -> None:

@@ -62,6 +62,21 @@ def test_targets_take_turns() -> None:
     assert dispatcher.waiting == 0
 
 
+def test_what_waits_in_another_order_keeps_its_turn() -> None:
+    """A target that gets something late at each tick would never be served otherwise."""
+    dispatcher = Dispatcher(Holds())
+    dispatcher.add(1, ids(1, 3), 30)
+    dispatcher.add(2, ids(4), 40)
+    assert (dispatcher.latest_ms(1), dispatcher.latest_ms(3)) == (30, 0)
+
+    dispatcher.replace(1, ids(1, 2, 3), 20)
+
+    assert dispatcher.turns() == [1, 2]
+    assert (dispatcher.waiting, dispatcher.latest_ms(1)) == (4, 30)
+    assert dispatcher.take(1, 9).tolist() == [1, 2, 3]
+    assert (dispatcher.waiting, dispatcher.latest_ms(1)) == (1, 0)
+
+
 def test_what_is_put_back_is_first_again() -> None:
     dispatcher = Dispatcher(Holds())
     dispatcher.add(1, ids(1, 2, 3))
