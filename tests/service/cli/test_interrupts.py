@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ async def interrupted(process: asyncio.subprocess.Process, times: int = 1) -> tu
             process.kill()
             await process.wait()
     assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return process.returncode, out.decode(), (err or b"").decode()
 
 
 def is_waiting(pid: int) -> bool:
@@ -153,6 +154,30 @@ async def test_consume_ends_also_if_its_brokers_are_away(cluster: Cluster) -> No
     code, _, err = await interrupted(process)
     assert code == Exit.INTERRUPTED
     assert "1 messages printed" in err
+
+
+STUBBORN = """
+import threading
+from duemq_cli import interrupts
+
+with interrupts.bounded(interrupts.Interruption(print)):
+    try:
+        print("ready", flush=True)
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        threading.Event().wait()
+"""
+
+
+async def test_what_does_not_end_by_itself_is_ended() -> None:
+    """All other commands here do, as their clients close; this one waits for ever."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STUBBORN, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    code, out, _ = await interrupted(process)
+    assert (code, out) == (Exit.INTERRUPTED, "interrupted\n")
 
 
 async def test_a_second_ctrl_c_ends_at_once(black_hole: str) -> None:
