@@ -39,6 +39,8 @@ from duemq_server.broker.records.timer_claims import NOT_KNOWN, Claim, Decision,
 
 # Claimed ids, fenced ones included.
 SERVICES_MAX = 4_096
+# Claimants, those included whose claims were never written.
+SEEN_MAX = 2 * SERVICES_MAX
 # An owner that was here more recently is alive: its queues are not released.
 ALIVE_MS = 60_000
 
@@ -178,10 +180,7 @@ class TimerOwners:
                 field="timer_id",
                 limit=SERVICES_MAX,
             )
-        self._seen_ms[service.id] = now_ms
-        if epoch and service.id in self._claims:  # who has nothing here hands nothing over
-            self._epochs[service.id] = epoch
-        self._note_waiting(service.id, bool(waits))
+        self._note_claimant(service.id, now_ms, epoch, bool(waits))
         known = self._claims.get(service.id)
         before = known.queues if known is not None else ()
         leaves = () if first else tuple(queue for queue in before if not service.has(queue))
@@ -195,7 +194,16 @@ class TimerOwners:
         changes = changes or bool(self._replaced_by(service, queues))
         return Decision(service, granted, waits, leaves, changes)
 
-    def _note_waiting(self, service_id: int, waits: bool) -> None:
+    def _note_claimant(self, service_id: int, now_ms: int, epoch: int, waits: bool) -> None:
+        if service_id not in self._seen_ms and len(self._seen_ms) >= SEEN_MAX:
+            # For want of room, say.
+            for other_id in self._seen_ms.keys() - self._claims.keys():
+                del self._seen_ms[other_id]
+                self._epochs.pop(other_id, None)
+                self._waiting.discard(other_id)
+        self._seen_ms[service_id] = now_ms
+        if epoch:
+            self._epochs[service_id] = epoch
         if waits:
             self._waiting.add(service_id)
         else:

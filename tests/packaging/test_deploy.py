@@ -57,7 +57,9 @@ def test_there_is_a_unit_for_every_service() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_systemd_takes_the_unit(path: Path, tmp_path: Path) -> None:
-    text = path.read_text().replace("/opt/duemq/bin", str(Path(sys.executable).parent))
+    programs = tmp_path / "bin"  # a path without spaces, wherever this is
+    programs.symlink_to(Path(sys.executable).parent)
+    text = path.read_text().replace("/opt/duemq/bin", str(programs))
     copy = tmp_path / path.name.replace("@.", "@broker-0.")
     # The user and the group need not exist here.
     copy.write_text(re.sub(r"^(User|Group)=.*\n", "", text, flags=re.MULTILINE))

@@ -52,7 +52,10 @@ def test_executors_land_and_count(tmp_path):
     command += ["--conf", "spark.sql.shuffle.partitions=2"]
     command += ["--driver-java-options", QUICK]
     command += ["--conf", f"spark.executor.extraJavaOptions={QUICK}"]
+    home = tmp_path / "spark"  # Spark's scripts stand no space in the path of its own
+    home.symlink_to(Path(pyspark.__file__).parent)
     variables = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    variables["SPARK_HOME"] = str(home)
     with serving(FakeCluster()) as cluster:
         cluster.topics[TRACE_TOPIC] = [
             FakeQueue([record(i) for i in range(q, 40, 4)]) for q in range(4)

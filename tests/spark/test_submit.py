@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyarrow import Table, parquet
 
@@ -29,7 +30,10 @@ def test_spark_submit_says_where_it_runs(tmp_path):
     command += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}"]
     command += [str(Path(duemq_analytics.__file__).with_name("__main__.py")), "report", "--json"]
     command += ["--spans", f"file:{tmp_path}/spans", "--output", f"file:{tmp_path}/out"]
+    home = tmp_path / "spark"  # Spark's scripts stand no space in the path of its own
+    home.symlink_to(Path(pyspark.__file__).parent)
     variables = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    variables["SPARK_HOME"] = str(home)
     done = subprocess.run(
         command,
         capture_output=True,

@@ -6,6 +6,7 @@ import pytest
 
 from duemq.errors import FencedTimer, InvalidArgument, Unavailable
 from duemq.protocol.limits import SERVICE_IDS_FROM, SHARDS_MAX
+from duemq_server.broker.records import timer_owners
 from duemq_server.broker.records.timer_claims import NOT_KNOWN, Decision, Service
 from duemq_server.broker.records.timer_owners import ALIVE_MS, TimerOwners
 
@@ -87,6 +88,21 @@ def test_a_replica_that_was_deposed_claims_and_hands_over_nothing() -> None:
         leads(owners, 2, epoch=1)
     assert leads(owners, 1, epoch=2).leaves == ()
     assert leads(owners, 2, epoch=3).leaves == (1, 3)
+
+
+def test_claimants_whose_claims_were_never_written_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timer_owners, "SEEN_MAX", 3)
+    owners = TimerOwners()
+    leads(owners, 1, epoch=5)
+    for number in range(10):  # the disk is full: `put` does not follow
+        owners.check_claim(Service(T2.id + number, "t", 0, 1), [], NOW_MS, epoch=7)
+    assert len(owners._seen_ms) <= 3
+    assert len(owners._epochs) <= 3
+    assert owners.last_seen_ms(T1.id) == NOW_MS
+    with pytest.raises(Unavailable, match="since epoch 5"):
+        leads(owners, 1, epoch=4)
 
 
 def test_the_first_claim_after_a_start_hands_nothing_over_where_there_are_replicas() -> None:
