@@ -25,8 +25,13 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
-from duemq_server.timer_service.edge import broker_link
-from duemq_server.timer_service.edge.others.other_shards import Answered, Located, OtherShards
+from duemq_server.timer_service.edge import broker_link, cancel_requests
+from duemq_server.timer_service.edge.others.other_shards import (
+    NOWHERE_ELSE,
+    Answered,
+    Located,
+    OtherShards,
+)
 from tests.crash.faulty_disk import FaultyDisk
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -342,6 +347,85 @@ async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Sh
     await comes(cluster, b"old")
     await comes(cluster, b"new")
     assert bodies_of(await delivered(cluster)) == [b"new", b"old"]
+
+
+async def test_a_cancel_that_waits_goes_to_who_took_the_timer_over_meanwhile(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard that is asked expects it, and gets the queue only behind it."""
+    monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 60.0)
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    second = await shards.start(1, 2)
+    await until(lambda: second.service._links.waiting == 4)
+    await until(lambda: len(second.service._others.alive) == 1)
+    due_ms = old.due_ms + HOUR_MS
+    made = batch(TOPIC, [b"new"], due_ms=[due_ms], queue_id=1, producer_id=0)
+    new = message_pb2.TimerHandle(
+        store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
+    )
+    located: list[Located] = []
+    locate = second.service._others.locate
+
+    async def told(*asked: Any) -> Located:
+        located.append(await locate(*asked))
+        return located[-1]
+
+    monkeypatch.setattr(second.service._others, "locate", told)
+    waits = asyncio.create_task(second.cancel(new))
+    await until(lambda: bool(located))
+    assert not located[0].shards
+    assert not located[0].missing
+    await cluster.clients["b0"].send(made)
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    await shards.start(0, 2)
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    await until(lambda: len(second.service._others.alive) == 1)
+    await send_to(cluster, 1, b"newest", HOUR_MS)
+    [result] = await waits
+    assert result.outcome == timer_pb2.CANCELLED
+    assert await shards.pending() == 2
+
+
+async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was nowhere, then there, and then the shard that is asked got the queue behind it."""
+    await shards.start(0, 1)
+    await send_to(cluster, 1, b"first", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    theirs = await send_to(cluster, 1, b"theirs", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    await shards.change(1)
+    await send_to(cluster, 1, b"last", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    others = shards.running[0].service._others
+    await until(lambda: len(others.alive) == 1)
+
+    locate = others.locate
+    asked: list[Any] = []
+
+    async def too_early(*request: Any) -> Located:
+        asked.append(request)
+        return await locate(*request) if len(asked) % 2 == 0 else NOWHERE_ELSE
+
+    monkeypatch.setattr(others, "locate", too_early)
+    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(shards.running[0].connection)
+    get = timer_inspector_pb2.GetTimersRequest(handles=[theirs])
+    assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"theirs"]
+    reschedule = timer_pb2.RescheduleRequest(
+        request_id=b"r" * 16,
+        timers=[timer_pb2.TimerRef(handle=theirs)],
+        delays_ms=[2 * HOUR_MS],
+    )
+    answers = [await shards.running[0].stub.Reschedule(reschedule) for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert answers[0].results[0].outcome == timer_pb2.RESCHEDULED
+    [result] = await shards.running[0].cancel(theirs)  # its old handle's
+    assert result.outcome == timer_pb2.CANCELLED
+    assert await shards.pending() == 3
 
 
 class Request(NamedTuple):

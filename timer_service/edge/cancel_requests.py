@@ -54,11 +54,7 @@ class CancelRequests:
         names = TimerNames(self._shard.scheduler, self._links, self._others)
         outcomes: list[Outcome | timer_pb2.CancelResult] = []
         if request.handles:
-            elsewhere = await names.elsewhere(request.handles)
-            if elsewhere.shards or elsewhere.missing:
-                outcomes += await self._here_and_there(request, names, elsewhere)
-            else:
-                outcomes += await self._here(request.handles, names, request.do_not_wait)
+            outcomes += await self._cancel(request, names)
         if request.keys:
 
             async def cancel_keys(keys: Sequence[TimerKey]) -> Sequence[Outcome]:
@@ -72,24 +68,23 @@ class CancelRequests:
             response.results.extend(map(_result, outcomes[start : start + SLICE]))
         return response
 
-    async def _here(
-        self, handles: Sequence[TimerHandle], names: TimerNames, do_not_wait: bool
-    ) -> Sequence[Outcome]:
-        wait_s = 0.0 if do_not_wait else ARRIVAL_TIMEOUT_S
-
-        async def cancel(asked: Sequence[Cancelled]) -> Sequence[Outcome]:
-            found = await self._shard.cancel(asked, wait_s)
-            if NOT_YET not in found:
-                return found
-            told = zip(asked, found, strict=True)
-            return [self._told(handle, outcome, wait_s) for handle, outcome in told]
-
-        return await _each(handles, names.handle, cancel)
-
-    async def _here_and_there(
-        self, request: timer_pb2.CancelRequest, names: TimerNames, elsewhere: Located
+    async def _cancel(
+        self, request: timer_pb2.CancelRequest, names: TimerNames
     ) -> Sequence[Outcome | timer_pb2.CancelResult]:
-        """Some are other shards', or may be one's that is away."""
+        """By handle, wherever the timers are."""
+        handles = request.handles
+        told = await self._pass_on(request, await names.elsewhere(handles))
+        here = [at for at in range(len(handles)) if at not in told]
+        found = await self._here([handles[at] for at in here], names, request.do_not_wait)
+        told |= dict(zip(here, found, strict=True))
+        unknown = [at for at in here if told[at] == UNKNOWN]
+        told |= await self._pass_on(request, await names.moved(handles, unknown))
+        return [told[at] for at in range(len(handles))]
+
+    async def _pass_on(
+        self, request: timer_pb2.CancelRequest, elsewhere: Located
+    ) -> dict[int, Outcome | timer_pb2.CancelResult]:
+        """What other shards answer about theirs, by place; who is away may have the `missing`."""
         handles = request.handles
 
         def ask(to: grpc.aio.Channel, places: list[int]) -> Awaitable[timer_pb2.CancelResponse]:
@@ -104,10 +99,23 @@ class CancelRequests:
                 told |= dict.fromkeys(each.places, each.answer)
             else:
                 told |= dict(zip(each.places, each.answer.results, strict=True))
-        here = [at for at in range(len(handles)) if at not in told]
-        found = await self._here([handles[at] for at in here], names, request.do_not_wait)
-        told |= dict(zip(here, found, strict=True))
-        return [told[at] for at in range(len(handles))]
+        return told
+
+    async def _here(
+        self, handles: Sequence[TimerHandle], names: TimerNames, do_not_wait: bool
+    ) -> Sequence[Outcome]:
+        if not handles:
+            return []
+        wait_s = 0.0 if do_not_wait else ARRIVAL_TIMEOUT_S
+
+        async def cancel(asked: Sequence[Cancelled]) -> Sequence[Outcome]:
+            found = await self._shard.cancel(asked, wait_s)
+            if NOT_YET not in found:
+                return found
+            told = zip(asked, found, strict=True)
+            return [self._told(handle, outcome, wait_s) for handle, outcome in told]
+
+        return await _each(handles, names.handle, cancel)
 
     def _told(self, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
         return told(self._links, handle, outcome, wait_s)

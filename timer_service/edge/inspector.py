@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import grpc.aio
@@ -91,36 +92,46 @@ class TimerInspectorServicer:
         """What became of timers, and what the pending ones are."""
         checks.count("handles", len(request.handles), 1, TIMERS_MAX, "in a request")
         names = TimerNames(self._shard.scheduler, self._links, self._others)
-        elsewhere = await names.elsewhere(request.handles)
-        told = await self._pass_on(request, elsewhere)
-        asked: list[Cancelled | DuemqError | None] = []
-        for at, handle in enumerate(request.handles):
-            if at in elsewhere.shards:
-                asked.append(None)
-            else:
-                asked.append(elsewhere.missing.get(at) or names.handle(handle))
-        handles = [each for each in asked if isinstance(each, Cancelled)]
-        found = iter(await self._inspector.find(handles) if handles else ())
+        told = await self._pass_on(request, await names.elsewhere(request.handles))
+        here = await self._find_here(request, names, told.keys())
+        gone = timer_inspector_pb2.TIMER_UNKNOWN
+        unknown = [at for at, each in here.items() if each is not None and each.state == gone]
+        moved = await self._pass_on(request, await names.moved(request.handles, unknown))
+        infos = told | here | moved
         response = timer_inspector_pb2.GetTimersResponse()
-        for at, (handle, each) in enumerate(zip(request.handles, asked, strict=True)):
-            if each is None:
-                if at not in told:  # as many as fit
-                    break
-                response.timers.append(told[at])
-                continue
-            if isinstance(each, DuemqError):
-                response.timers.add(handle=handle, error=status.to_proto(each))
-                continue
-            answer = next(found, None)
-            if answer is None:  # as many as fit
+        for at in range(len(request.handles)):
+            info = infos[at]
+            if info is None:  # as many as fit
                 break
-            response.timers.append(self._info(handle, each, answer))
+            response.timers.append(info)
         return response
+
+    async def _find_here(
+        self,
+        request: timer_inspector_pb2.GetTimersRequest,
+        names: TimerNames,
+        elsewhere: Collection[int],
+    ) -> dict[int, timer_inspector_pb2.TimerInfo | None]:
+        """What this shard says of the others, by place; None: it did not fit."""
+        told: dict[int, timer_inspector_pb2.TimerInfo | None] = {}
+        asked: dict[int, Cancelled] = {}
+        for at, handle in enumerate(request.handles):
+            if at in elsewhere:
+                continue
+            named = names.handle(handle)
+            if isinstance(named, DuemqError):
+                told[at] = _error(handle, named)
+            else:
+                asked[at] = named
+        found = await self._inspector.find(list(asked.values())) if asked else []
+        for (at, each), answer in itertools.zip_longest(asked.items(), found):
+            told[at] = None if answer is None else self._info(request.handles[at], each, answer)
+        return told
 
     async def _pass_on(
         self, request: timer_inspector_pb2.GetTimersRequest, elsewhere: Located
-    ) -> dict[int, timer_inspector_pb2.TimerInfo]:
-        """What other shards say of their timers, by place; of as many as fit."""
+    ) -> dict[int, timer_inspector_pb2.TimerInfo | None]:
+        """What other shards say of their timers, by place; None: it did not fit."""
         handles = request.handles
 
         def ask(
@@ -130,16 +141,14 @@ class TimerInspectorServicer:
             stub = timer_inspector_pb2_grpc.TimerInspectorStub(to)
             return stub.GetTimers(passed, timeout=PASSED_ON_TIMEOUT_S)
 
-        told: dict[int, timer_inspector_pb2.TimerInfo] = {}
+        told: dict[int, timer_inspector_pb2.TimerInfo | None] = {
+            at: _error(handles[at], error) for at, error in elsewhere.missing.items()
+        }
         for each in await self._others.each(elsewhere, ask):
             if isinstance(each.answer, DuemqError):
-                error = status.to_proto(each.answer)
-                told |= {
-                    at: timer_inspector_pb2.TimerInfo(handle=handles[at], error=error)
-                    for at in each.places
-                }
+                told |= {at: _error(handles[at], each.answer) for at in each.places}
             else:
-                told |= dict(zip(each.places, each.answer.timers, strict=False))
+                told |= dict(itertools.zip_longest(each.places, each.answer.timers))
         return told
 
     def _info(
@@ -147,7 +156,7 @@ class TimerInspectorServicer:
     ) -> timer_inspector_pb2.TimerInfo:
         outcome = told(self._links, asked, found.outcome, 0.0)
         if isinstance(outcome, DuemqError):
-            return timer_inspector_pb2.TimerInfo(handle=handle, error=status.to_proto(outcome))
+            return _error(handle, outcome)
         info = timer_inspector_pb2.TimerInfo(handle=handle, state=_STATES[outcome])
         if found.target is not None:
             info.topic, info.queue_id = found.target.topic, found.target.queue_id
@@ -171,6 +180,10 @@ class TimerInspectorServicer:
         return timer_inspector_pb2.ListTimersResponse(
             timers=timers, token=_TOKEN.pack(*after) if after else b""
         )
+
+
+def _error(handle: TimerHandle, error: DuemqError) -> timer_inspector_pb2.TimerInfo:
+    return timer_inspector_pb2.TimerInfo(handle=handle, error=status.to_proto(error))
 
 
 def _wanted(request: timer_inspector_pb2.ListTimersRequest) -> Wanted:

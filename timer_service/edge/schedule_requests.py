@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 
 import grpc.aio
 
@@ -108,6 +108,9 @@ class ScheduleRequests:
                 raise each  # it may be allowed later: the request stands for all or none
         decided = await self._rescheduled(request, named, dues, elsewhere)
         passed = await self._pass_on(request, dues, _theirs(elsewhere, decided))
+        passed |= await self._pass_on(
+            request, dues, await self._moved(request, names, decided, passed)
+        )
         response = timer_pb2.RescheduleResponse()
         for at, each in enumerate(named):
             if isinstance(each, DuemqError):
@@ -120,10 +123,23 @@ class ScheduleRequests:
         """Which of the timers other shards have.  Raises Unavailable if one of them is away."""
         given = [each.handle for each in request.timers]
         places = [at for at, handle in enumerate(given) if handle.store_id]
-        elsewhere = await names.elsewhere(given, places)
-        for error in elsewhere.missing.values():
-            raise error
-        return elsewhere
+        return _there(await names.elsewhere(given, places))
+
+    async def _moved(
+        self,
+        request: timer_pb2.RescheduleRequest,
+        names: TimerNames,
+        decided: Mapping[int, RescheduleResult],
+        passed: Collection[int],
+    ) -> Located:
+        """Which of those that are UNKNOWN here other shards have after all.  Raises Unavailable."""
+        given = [each.handle for each in request.timers]
+        unknown = [
+            at
+            for at, result in decided.items()
+            if result.outcome == UNKNOWN and at not in passed and given[at].store_id
+        ]
+        return _there(await names.moved(given, unknown))
 
     async def _rescheduled(
         self,
@@ -236,6 +252,13 @@ _RESCHEDULED = {
     "FIRED": timer_pb2.RESCHEDULE_FIRED,
     "UNKNOWN": timer_pb2.RESCHEDULE_UNKNOWN,
 }
+
+
+def _there(located: Located) -> Located:
+    """Raises Unavailable if a shard is away that may have one."""
+    for error in located.missing.values():
+        raise error
+    return located
 
 
 def _theirs(elsewhere: Located, decided: Mapping[int, RescheduleResult]) -> Located:

@@ -43,6 +43,17 @@ class TimerNames:
                 asked.append(at)
         return await self._others.locate(given, asked)
 
+    async def moved(
+        self, given: Sequence[message_pb2.TimerHandle], unknown: Sequence[int]
+    ) -> Located:
+        """Which of those at these places, UNKNOWN here by now, other shards have after all.
+
+        A timer that nobody had when `elsewhere` asked can have come to another shard since, and
+        this one have got the queue behind it.
+        """
+        self._here.clear()
+        return await self.elsewhere(given, unknown) if unknown else NOWHERE_ELSE
+
     def handle(self, given: message_pb2.TimerHandle) -> Cancelled | DuemqError:
         """As the core names it, or what is wrong with it."""
         pair = given.store_id, given.queue_id

@@ -124,13 +124,12 @@ def consume(
         _log_as_it_was(),
         interrupts.handled(signal.SIGTERM, printer.interrupt),
         session.traced(),
-        consumer,
+        _closing(consumer, printer),
     ):
         session.output.warn_missing(consumer.missing)
         _say_if_absent(session, topic)
         threading.Thread(target=printer.follow, args=(consumer,), daemon=True).start()
         printer.wait(idle_timeout)
-    printer.closed = True
     if printer.failure is not None:
         raise printer.failure
     if count is not None and printer.printed < count:
@@ -157,6 +156,17 @@ def _log_as_it_was() -> Iterator[None]:
         yield
     finally:
         _LOG.setLevel(level)
+
+
+@contextmanager
+def _closing(consumer: PushConsumer, printer: _Printer) -> Iterator[None]:
+    """`printer` knows that it is closed before Ctrl-C, which may have ended it, is heard of."""
+    with consumer:
+        try:
+            yield
+        finally:
+            consumer.close()
+            printer.closed = printer.failure is None
 
 
 def _start_of(text: str) -> StartFrom:
@@ -200,7 +210,6 @@ class _Printer:
             consumer.run()
         except (DuemqError, OSError) as error:
             self.failure = error
-        self.closed = self.failure is None
         self._finish()
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:

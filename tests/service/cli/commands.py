@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -25,9 +26,23 @@ def rows(result: Result) -> list[dict[str, Any]]:
 
 async def start(nameserver: str, *arguments: str, **pipes: Any) -> asyncio.subprocess.Process:
     """As a process of its own."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
+    return await _start(("-m", "duemq_cli"), nameserver, arguments, pipes)
+
+
+async def start_patient(
+    nameserver: str, *arguments: str, **pipes: Any
+) -> asyncio.subprocess.Process:
+    """Ctrl-C leaves it all the time that it needs, whatever else the machine does."""
+    patient = "from duemq_cli import interrupts, main; interrupts.GRACE_S = 600.0; main()"
+    return await _start(("-c", patient), nameserver, arguments, pipes)
+
+
+async def _start(
+    program: Sequence[str], nameserver: str, arguments: Sequence[str], pipes: Mapping[str, Any]
+) -> asyncio.subprocess.Process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes}
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "duemq_cli", "--nameserver", nameserver, *arguments),
+        *(sys.executable, *program, "--nameserver", nameserver, *arguments),
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         **pipes,
     )
