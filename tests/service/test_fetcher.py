@@ -9,12 +9,14 @@ from duemq.aio import PullConsumer, PushConsumer
 from duemq.consumer.fetching.fetcher import REQUESTS_TO_MERGE
 from duemq.consumer.settings import ConsumerSettings
 from duemq.protocol.balance import MessageQueue
+from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2
 from duemq_server.broker.edge import pull_stream
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
 QUEUES = 8
+WAITS_SHORT = 40  # 2 s: longer than gRPC's own between two attempts
 
 
 @pytest.fixture
@@ -166,3 +168,26 @@ async def test_queues_that_came_one_by_one_are_asked_for_together_in_the_end(
             )
         )
     assert max(len(request.queues) for request in asked[1:]) > 1
+
+
+async def test_a_consumer_whose_next_attempt_is_far_comes_at_once_when_its_broker_is_back(
+    cluster, topic, monkeypatch
+) -> None:
+    """Nothing but the routes wakes it: the waits that an outage has made long do not end."""
+    waits: list[int] = []
+
+    def next_s(backoff: Backoff) -> float:
+        backoff.attempts += 1
+        waits.append(backoff.attempts)
+        return 0.05 if backoff.attempts < WAITS_SHORT else 3_600.0
+
+    async with PullConsumer(nameserver=cluster.nameserver) as consumer:
+        await consumer.assign(topic, start_from="earliest")
+        await cluster.send(topic, [b"0"])
+        assert await polled(consumer, 1) == [0]
+        monkeypatch.setattr(Backoff, "next_s", next_s)
+        await cluster.stop_broker("b0")
+        await until(lambda: WAITS_SHORT in waits)
+        await cluster.start_broker("b0")
+        await cluster.send(topic, [b"1"])
+        assert await polled(consumer, 1) == [1]

@@ -65,18 +65,28 @@ class Place:
     def check_key(self, topic: str, key: str) -> None:
         """Raises Unavailable unless what waits under the key waits here."""
         self._check_known()
-        timer_keys.check_shard(topic, key, self.shard, self.key_shards)
+        owner = timer_keys.shard_of(topic, key, self.key_shards)
+        self._check_owner(f"timer_key {key!r} of {topic!r}", "timer_key", key, owner)
 
     def check_schedule(self, name: str) -> None:
         """Raises Unavailable unless the schedule of that name is this shard's."""
         self._check_known()
-        timer_keys.check_schedule_shard(name, self.shard, self.key_shards)
+        owner = timer_keys.shard_of_schedule(name, self.key_shards)
+        self._check_owner(f"schedule {name!r}", "name", name, owner)
 
     def _check_known(self) -> None:
         if not self.key_shards:
             raise Unavailable(
                 "key_shards: no broker has told this new shard yet which timer keys are its own",
                 field="key_shards",
+            )
+
+    def _check_owner(self, what: str, field: str, value: str, owner: int) -> None:
+        if owner != self.shard:  # the caller's routes are old
+            raise Unavailable(
+                f"{what} belongs to shard {owner} of {self.key_shards}, this is shard {self.shard}",
+                field=field,
+                value=value,
             )
 
 

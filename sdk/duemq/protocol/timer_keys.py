@@ -7,7 +7,6 @@ many as there are.
 import re
 from zlib import crc32
 
-from duemq.errors import Unavailable
 from duemq.protocol import checks, names
 
 TIMER_KEY_CHARACTERS_MAX = 255
@@ -68,24 +67,3 @@ def shard_of_queue(queue_id: int, shards: int) -> int:
     What is known by a handle may be another shard's: their number may have changed since.
     """
     return queue_id % shards
-
-
-def check_shard(topic: str, key: str, shard: int, shards: int) -> None:
-    """Raises Unavailable unless the key is that shard's: the caller's routes are old."""
-    owner = shard_of(topic, key, shards)
-    _check_owner(f"timer_key {key!r} of {topic!r}", "timer_key", key, owner, shard, shards)
-
-
-def check_schedule_shard(name: str, shard: int, shards: int) -> None:
-    """Raises Unavailable unless the schedule is that shard's: the caller's routes are old."""
-    owner = shard_of_schedule(name, shards)
-    _check_owner(f"schedule {name!r}", "name", name, owner, shard, shards)
-
-
-def _check_owner(what: str, field: str, value: str, owner: int, shard: int, shards: int) -> None:
-    if owner != shard:
-        raise Unavailable(
-            f"{what} belongs to shard {owner} of {shards}, this is shard {shard}",
-            field=field,
-            value=value,
-        )

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from duemq.errors import (
     DuemqError,
     InvalidArgument,
     MissingBroker,
+    Timeout,
     TopicNotFound,
     Unavailable,
 )
@@ -28,6 +30,7 @@ from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.diagnosis import Finding, diagnose
+from duemq.transport.retrying import Backoff
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
@@ -201,6 +204,19 @@ class Client:
         if self._watcher is None or self._closed:
             raise Closed("the client is closed")
         await self._watcher.wait_for(condition, timeout_s)
+
+    async def pause(self, broker: str, backoff: Backoff) -> None:
+        """Waits before the next attempt; ends at once if a broker comes back, or moves.
+
+        Raises nothing, also once the client is closed.
+        """
+        assert self._watcher is not None
+        before = self._routes.broker(broker)
+        with suppress(Timeout, Unavailable):
+            await self._watcher.wait_for(
+                lambda routes: routes.broker(broker) != before, backoff.next_s()
+            )
+            backoff.attempts = 1  # short again, and the first failure was told
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`, shared; connects with the first call."""

@@ -74,7 +74,7 @@ def until_blocking(deadline: float, attempt: Callable[[], T]) -> T:
 class Backoff:
     """The waits of one loop: between `shortest_s` and `longest_s`, which they reach by doubling."""
 
-    def __init__(self, shortest_s: float, longest_s: float) -> None:
+    def __init__(self, shortest_s: float = 0.05, longest_s: float = 2.0) -> None:
         self.attempts = 0
         """Failed attempts since the last success."""
         self._shortest_s = shortest_s

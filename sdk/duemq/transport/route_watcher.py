@@ -30,8 +30,6 @@ from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-RETRY_WAIT_S_MIN = 0.1
-RETRY_WAIT_S_MAX = 2.0
 # Until the first update of a stream.  A nameserver that takes longer counts as dead.
 FIRST_UPDATE_TIMEOUT_S = 3.0
 # How long the first answer waits for those of the other nameservers.
@@ -171,7 +169,7 @@ class RouteWatcher:
         await self.wait_for(lambda _: True, timeout_s)
 
     async def _watch(self, address: str) -> None:
-        backoff = Backoff(RETRY_WAIT_S_MIN, RETRY_WAIT_S_MAX)
+        backoff = Backoff(0.1)
         while True:
             try:
                 if await self._follow(address):

@@ -4,7 +4,6 @@ import ctypes
 import gc
 import os
 import sys
-from contextlib import suppress
 
 # glibc takes blocks of 128 KiB and more from the kernel and returns them at once, so that each page
 # of a frame is faulted in anew: moving frames then costs 2 to 30 times as much CPU.  Blocks up to
@@ -43,9 +42,3 @@ def tune_process() -> None:
         return
     for parameter, value in _MALLOPT:
         mallopt(parameter, value)
-
-
-def give_memory_back() -> None:
-    """Returns what is free to the system: after a burst.  Takes up to 0.1 s a GiB."""
-    with suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)

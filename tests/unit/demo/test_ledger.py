@@ -66,6 +66,20 @@ def test_what_an_outage_held_up_belongs_to_it_though_all_serve_again() -> None:
     assert audit.lateness_outside["max_ms"] == 3
 
 
+def test_what_came_late_because_clients_had_yet_to_find_the_broker_belongs_to_the_outage() -> None:
+    ledger = Ledger()
+    ledger.deliveries["board"] = []
+    for flight, due_ms, late_ms in (("A", 1_600, 450), ("B", 1_700, 4), ("C", 2_600, 101)):
+        ledger.accept(flight, due_ms)
+        ledger.deliveries["board"].append(Delivery(flight, due_ms + late_ms))
+    ledger.outages.append(Outage(800, 1_500))  # C was due too late to be held up by it
+
+    audit = ledger.audit(3, ["board"])
+
+    assert audit.lateness_inside["max_ms"] == 450
+    assert audit.lateness_outside["max_ms"] == 101
+
+
 def test_a_dropped_delivery_is_a_loss() -> None:
     ledger = balanced()
     ledger.deliveries["board"].pop()

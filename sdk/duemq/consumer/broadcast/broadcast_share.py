@@ -46,8 +46,6 @@ from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
 
-BEGIN_WAIT_S_MIN = 0.05
-BEGIN_WAIT_S_MAX = 2.0
 REFUSED_WAIT_S = 1.0  # before a queue is pulled again that its broker refused
 RECHECK_S = 5.0  # for queues that are not read although there is a route
 STOP_TIMEOUT_S = 5.0
@@ -198,7 +196,7 @@ class BroadcastShare:
 
     async def _begin_all(self) -> None:
         """Finds out where all queues begin that are there; repeats until brokers answer."""
-        backoff = Backoff(BEGIN_WAIT_S_MIN, BEGIN_WAIT_S_MAX)
+        backoff = Backoff()
         while True:
             if await self._find_offsets(self._missing()):
                 return

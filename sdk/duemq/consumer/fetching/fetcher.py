@@ -33,8 +33,6 @@ from duemq.v1 import broker_pb2, view_pb2
 
 log = logging.getLogger(__name__)
 
-RECONNECT_WAIT_S_MIN = 0.05
-RECONNECT_WAIT_S_MAX = 2.0
 QUEUES_PER_REQUEST_MAX = 256
 # Requests beyond those that all queues together need: with so many, all end and become one again.
 REQUESTS_TO_MERGE = 4
@@ -151,14 +149,14 @@ class Fetcher:
 
     async def run(self) -> None:
         """Pulls until cancelled, through every failure of the broker."""
-        backoff = Backoff(RECONNECT_WAIT_S_MIN, RECONNECT_WAIT_S_MAX)
+        backoff = Backoff()
         while True:
             try:
                 await self._connected(backoff)
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 log.log(level, "pulling from %s interrupted: %s", self._broker, error)
-            await asyncio.sleep(backoff.next_s())
+            await self._client.pause(self._broker, backoff)
 
     async def _connected(self, backoff: Backoff) -> None:
         channel = self._client.channel(self._client.broker(self._broker).address)

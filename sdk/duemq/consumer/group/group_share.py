@@ -42,8 +42,6 @@ from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
 
-ACQUIRE_WAIT_S_MIN = 0.05
-ACQUIRE_WAIT_S_MAX = 2.0
 FENCED_COMMIT_TIMEOUT_S = 1.0
 REFUSED_WAIT_S = 1.0  # before a queue is pulled again that its broker refused
 WARN_S = 1.0  # between warnings, while a release waits for callbacks
@@ -221,7 +219,7 @@ class GroupShare:
 
     async def _acquire(self, broker: str, holdings: list[Holding]) -> None:
         """Asks where to begin, until the broker answers or the queues are no longer wanted."""
-        backoff = Backoff(ACQUIRE_WAIT_S_MIN, ACQUIRE_WAIT_S_MAX)
+        backoff = Backoff()
         while todo := {h.queue: h for h in holdings if self._holdings.is_acquiring(h)}:
             generation, coordinator = self._holdings.generation, self._membership.coordinator
             try:
@@ -239,7 +237,7 @@ class GroupShare:
                     if queue in todo and self._holdings.is_acquiring(todo[queue]):
                         self._acquired(todo[queue], generation, answer, backoff)
             if any(map(self._holdings.is_acquiring, holdings)):
-                await asyncio.sleep(backoff.next_s())
+                await self._client.pause(broker, backoff)
 
     def _acquired(
         self, holding: Holding, generation: int, answer: Start | DuemqError, backoff: Backoff

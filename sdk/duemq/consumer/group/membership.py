@@ -38,8 +38,6 @@ from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
 
 log = logging.getLogger(__name__)
 
-REJOIN_WAIT_S_MIN = 0.05
-REJOIN_WAIT_S_MAX = 2.0
 LEAVE_TIMEOUT_S = 2.0
 
 Stream = grpc.aio.StreamStreamCall[group_pb2.MemberEvent, group_pb2.CoordinatorEvent]
@@ -120,7 +118,7 @@ class Membership:
         the name of this static member.
         """
         standing = self._standing
-        backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
+        backoff = Backoff()
         while not standing.leaving:
             before = standing.generation
             try:
@@ -177,7 +175,7 @@ class Membership:
         """To whoever coordinates now, where the stream was lost before the Leave was heard."""
         if not self._standing.may_say_goodbye(_now_ms()):
             return
-        backoff = Backoff(REJOIN_WAIT_S_MIN, REJOIN_WAIT_S_MAX)
+        backoff = Backoff()
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 while self._standing.owes_goodbye:

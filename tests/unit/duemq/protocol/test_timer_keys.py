@@ -2,7 +2,7 @@
 
 import pytest
 
-from duemq.errors import InvalidArgument, Unavailable
+from duemq.errors import InvalidArgument
 from duemq.protocol import timer_keys
 
 
@@ -28,24 +28,6 @@ def test_the_shard_of_a_key_never_changes():
 
 def test_the_shard_of_a_queue_never_changes():
     assert [timer_keys.shard_of_queue(queue_id, 3) for queue_id in range(5)] == [0, 1, 2, 0, 1]
-
-
-def test_another_shards_schedule_is_said():
-    owner = timer_keys.shard_of_schedule("beat", 4)
-    timer_keys.check_schedule_shard("beat", owner, 4)
-    with pytest.raises(Unavailable, match=f"'beat' belongs to shard {owner} of 4, this") as raised:
-        timer_keys.check_schedule_shard("beat", (owner + 1) % 4, 4)
-    assert (raised.value.field, raised.value.value) == ("name", "beat")
-
-
-def test_another_shards_key_is_said():
-    owner = timer_keys.shard_of("orders", "k", 4)
-    timer_keys.check_shard("orders", "k", owner, 4)
-    with pytest.raises(
-        Unavailable, match=f"belongs to shard {owner} of 4, this is shard"
-    ) as raised:
-        timer_keys.check_shard("orders", "k", (owner + 1) % 4, 4)
-    assert raised.value.retryable
 
 
 @pytest.mark.parametrize("topic", ["%TRACE%", "%RETRY%g", "%TIMER%", "a b", ""])

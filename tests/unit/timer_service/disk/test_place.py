@@ -1,6 +1,7 @@
 import pytest
 
 from duemq.errors import InvalidArgument, Unavailable
+from duemq.protocol import timer_keys
 from duemq_server.storage import checkpoint
 from duemq_server.timer_service.disk import place
 from tests.crash.faulty_disk import FaultyDisk
@@ -75,3 +76,25 @@ def test_another_shards_names() -> None:
     found.check_schedule("a")
     with pytest.raises(Unavailable, match=r"belongs to shard 0 of 2, this is shard 1"):
         found.check_schedule("d")
+
+
+def of_four(shard: int) -> place.Place:
+    found = place.check("/data", FaultyDisk(), shard, 4)
+    found.learn(4)
+    return found
+
+
+def test_another_shards_schedule_is_said() -> None:
+    owner = timer_keys.shard_of_schedule("beat", 4)
+    of_four(owner).check_schedule("beat")
+    with pytest.raises(Unavailable, match=f"'beat' belongs to shard {owner} of 4, this") as raised:
+        of_four((owner + 1) % 4).check_schedule("beat")
+    assert (raised.value.field, raised.value.value) == ("name", "beat")
+
+
+def test_another_shards_key_is_said() -> None:
+    owner = timer_keys.shard_of("orders", "k", 4)
+    of_four(owner).check_key("orders", "k")
+    with pytest.raises(Unavailable, match=f"belongs to shard {owner} of 4, this") as raised:
+        of_four((owner + 1) % 4).check_key("orders", "k")
+    assert raised.value.retryable
