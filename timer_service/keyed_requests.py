@@ -1,7 +1,7 @@
 """Requests about timers under keys, as they come: many callers, and other timers meanwhile.
 
 Owned by the event loop.  A request is decided at once if what waits under its keys is known
-(scheduling/keyed_changes.py), or else after a look-up in the thread `timer-key-look-up`:
+(scheduling/keyed/changes.py), or else after a look-up in the thread `timer-key-look-up`:
 
     asked ──► others have its keys? ── yes ──► behind them
                  no ──► advance ──► decided ──► answered
@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from duemq.errors import Overloaded
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk
-from duemq_server.timer_service.scheduling.keyed_changes import Change
+from duemq_server.timer_service.scheduling.keyed.changes import Change
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, RequestKey

@@ -37,7 +37,7 @@ from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.schedule_loop import ScheduleLoop
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
-from duemq_server.timer_service.scheduling.keyed_changes import (
+from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
     Change,
     Rescheduling,

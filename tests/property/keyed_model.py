@@ -19,13 +19,13 @@ from duemq.v1 import message_pb2
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.far.far_segments import SUFFIX
 from duemq_server.timer_service.far.key_look_up import KeyLookUp
-from duemq_server.timer_service.scheduling.keyed_changes import (
+from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
     Change,
     Rescheduling,
     Scheduling,
 )
-from duemq_server.timer_service.scheduling.request_memory import KEEP_MS
+from duemq_server.timer_service.scheduling.keyed.request_memory import KEEP_MS
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
     FIRED,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from duemq_server.timer_service.disk.housekeeping import Job, Save
-from duemq_server.timer_service.scheduling import key_search
+from duemq_server.timer_service.scheduling.keyed import search
 from duemq_server.timer_service.timers.keyed import TimerKey
 from tests.property.timer_world import TOPICS, World
 
@@ -35,7 +35,7 @@ class KeyedRaces(RuleBasedStateMachine):
     def start(self, seed: int, collide: bool) -> None:
         self.patch = pytest.MonkeyPatch()
         if collide:
-            self.patch.setattr(key_search, "hash_of", lambda _: 1)
+            self.patch.setattr(search, "hash_of", lambda _: 1)
         self.world = World(seed)
         self.keyed = self.world.keyed
         self.keyed.hashes_collide = collide

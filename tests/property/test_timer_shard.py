@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from duemq_server.timer_service.scheduling import key_search
+from duemq_server.timer_service.scheduling.keyed import search
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from tests.crash.faulty_disk import PowerCut
@@ -280,7 +280,7 @@ class CollidingTimerShard(TimerShard):
     @initialize(seed=st.integers(0, 1 << 16), limits=st.sampled_from([LIMITS, TIGHT]))
     def start(self, seed: int, limits: Limits) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(key_search, "hash_of", lambda key: 1 + len(key.topic) % 2)
+        self.patch.setattr(search, "hash_of", lambda key: 1 + len(key.topic) % 2)
         super().start(seed, limits)
         self.world.keyed.hashes_collide = True
 

@@ -45,9 +45,9 @@ from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.far.offset_bits import PAGE_BYTES as UNMET_PAGE_BYTES
 from duemq_server.timer_service.far.offset_bits import Bits, Keys
-from duemq_server.timer_service.scheduling.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
-from duemq_server.timer_service.scheduling.request_memory import SavedRequests
+from duemq_server.timer_service.scheduling.keyed.ended_keys import SavedKey
+from duemq_server.timer_service.scheduling.keyed.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
 from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.scheduling.ended_keys import SavedKey
-from duemq_server.timer_service.scheduling.request_memory import SavedRequests
+from duemq_server.timer_service.scheduling.keyed.ended_keys import SavedKey
+from duemq_server.timer_service.scheduling.keyed.request_memory import SavedRequests
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -39,10 +39,10 @@ from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, He
 from duemq_server.timer_service.disk.topic_recount import recount
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.loading import Load
-from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
+from duemq_server.timer_service.scheduling.keyed import keyed_state
 from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.timers import (

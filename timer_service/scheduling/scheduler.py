@@ -53,7 +53,7 @@ from duemq_server.timer_service.scheduling.dispatch import (
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
 from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number, waiting_room
-from duemq_server.timer_service.scheduling.keyed_state import KeyedState
+from duemq_server.timer_service.scheduling.keyed.keyed_state import KeyedState
 from duemq_server.timer_service.scheduling.topic_counts import TopicCounts
 from duemq_server.timer_service.timers import intake, log_entries
 from duemq_server.timer_service.timers.fired_records import fired

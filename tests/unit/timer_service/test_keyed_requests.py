@@ -10,7 +10,7 @@ from duemq.v1 import message_pb2
 from duemq_server.storage.errors import LogFull
 from duemq_server.timer_service import keyed_requests
 from duemq_server.timer_service.keyed_requests import KeyedRequests
-from duemq_server.timer_service.scheduling.keyed_changes import Scheduling
+from duemq_server.timer_service.scheduling.keyed.changes import Scheduling
 from duemq_server.timer_service.timers.keyed import EXISTS, REPLACED, SCHEDULED
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
 from tests.property.keyed_model import keyed_records

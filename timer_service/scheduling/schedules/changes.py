@@ -28,8 +28,8 @@ from duemq_recurring.schedule import (
 )
 from duemq_recurring.steps import Step, step
 from duemq_server.storage import record
-from duemq_server.timer_service.scheduling import keyed_state
-from duemq_server.timer_service.scheduling.keyed_changes import (
+from duemq_server.timer_service.scheduling.keyed import keyed_state
+from duemq_server.timer_service.scheduling.keyed.changes import (
     New,
     frames_of,
     next_offset,

@@ -13,7 +13,7 @@ from duemq_server.timer_service.scheduling.cancelling import CANCELLED
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.property.timer_world import DATA, SOURCE, START_MS, World
-from tests.unit.timer_service.scheduling.test_keyed_changes import (
+from tests.unit.timer_service.scheduling.keyed.test_changes import (
     cancelling,
     decided,
     scheduling,

@@ -12,7 +12,7 @@ from duemq_server.timer_service.scheduling.holding.holds import HOLDS_MAX
 from duemq_server.timer_service.timers.hold_entry import Hold, HoldChange, decode, encode
 from duemq_server.timer_service.timers.keyed import TimerKey
 from tests.property.timer_world import LIMITS, START_MS, World
-from tests.unit.timer_service.scheduling.test_keyed_changes import FAR_MS
+from tests.unit.timer_service.scheduling.keyed.test_changes import FAR_MS
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ import pytest
 from duemq.errors import Corrupt, InvalidArgument, Overloaded, TooLarge
 from duemq.v1 import message_pb2
 from duemq_server.timer_service.far.far_segments import FarSegments
-from duemq_server.timer_service.scheduling import keyed_changes
-from duemq_server.timer_service.scheduling.ended_keys import KEYS_MAX, EndedKeys
-from duemq_server.timer_service.scheduling.keyed_changes import (
+from duemq_server.timer_service.scheduling.keyed import changes
+from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
     Change,
     Rescheduling,
     Scheduling,
 )
-from duemq_server.timer_service.scheduling.request_memory import (
+from duemq_server.timer_service.scheduling.keyed.ended_keys import KEYS_MAX, EndedKeys
+from duemq_server.timer_service.scheduling.keyed.request_memory import (
     KEEP_MIN_MS,
     KEEP_MS,
     SLOT_MS,
@@ -389,7 +389,7 @@ def test_a_timer_named_twice_is_refused(far: World) -> None:
 def test_bodies_that_are_too_large_together_are_refused(
     far: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed_changes, "RESCHEDULED_BYTES_MAX", 15)
+    monkeypatch.setattr(changes, "RESCHEDULED_BYTES_MAX", 15)
 
     with pytest.raises(TooLarge, match="at most 15"):
         decided(far, rescheduling(far, KEY))
@@ -460,10 +460,10 @@ def test_a_clock_that_is_set_forgets_no_request_early_and_keeps_none_longer(jump
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
 def test_requests_outlive_a_clock_that_is_set_and_a_restart(far: World, jump_ms: int) -> None:
     """One is in the checkpoint, the other in the log behind it."""
-    changes = []
+    asked = []
     for key in ("saved", "logged"):
-        changes.append(scheduling(far, key, request=new_request()))
-        decided(far, changes[-1])
+        asked.append(scheduling(far, key, request=new_request()))
+        decided(far, asked[-1])
         far.sync()
         if key == "saved":
             far.checkpoint()
@@ -472,7 +472,7 @@ def test_requests_outlive_a_clock_that_is_set_and_a_restart(far: World, jump_ms:
     while far.housekeep():
         pass
 
-    for change in changes:
+    for change in asked:
         again = scheduling(far, *[key.key for key in change.keys], request=change.request)
         decided(far, again)
         assert again.results == change.results

@@ -2,7 +2,7 @@
 
 import pytest
 
-from duemq_server.timer_service.scheduling.keyed_changes import Rescheduling
+from duemq_server.timer_service.scheduling.keyed.changes import Rescheduling
 from duemq_server.timer_service.timers.keyed import (
     FIRED,
     RESCHEDULED,
@@ -11,7 +11,7 @@ from duemq_server.timer_service.timers.keyed import (
     TimerKey,
 )
 from tests.property.timer_world import SOURCE, START_MS, World
-from tests.unit.timer_service.scheduling.test_keyed_changes import (
+from tests.unit.timer_service.scheduling.keyed.test_changes import (
     FAR_MS,
     KEY,
     decided,

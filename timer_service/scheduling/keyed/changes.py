@@ -26,9 +26,9 @@ from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.storage import frame, record
 from duemq_server.storage.disk import Buffer, nbytes
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk
-from duemq_server.timer_service.scheduling import keyed_state
 from duemq_server.timer_service.scheduling.cancelling import outcome_of_gone, source_of
-from duemq_server.timer_service.scheduling.key_search import HandleSearch, KeySearch, Waiting
+from duemq_server.timer_service.scheduling.keyed import keyed_state
+from duemq_server.timer_service.scheduling.keyed.search import HandleSearch, KeySearch, Waiting
 from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.scheduling.ended_keys import EndedKeys
-from duemq_server.timer_service.scheduling.request_memory import RequestMemory
+from duemq_server.timer_service.scheduling.keyed.ended_keys import EndedKeys
+from duemq_server.timer_service.scheduling.keyed.request_memory import RequestMemory
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.keyed_entry import Changed
 from duemq_server.timer_service.timers.keys import NOWHERE
