@@ -200,7 +200,7 @@ class BulkLoop:
         if job is None or job.which.by_ms is None:
             return
         while True:
-            if self._scheduler.memtable_full():
+            if self._scheduler.tiers.memtable_full():
                 self._flush()
                 await asyncio.sleep(FLUSH_WAIT_S)
             elif self._short_of_space():

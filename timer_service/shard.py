@@ -144,7 +144,7 @@ class Shard:
         if ingested.timers:
             self._arrived.set()
             self._arrived = asyncio.Event()
-            if self.scheduler.memtable_full():
+            if self.scheduler.tiers.memtable_full():
                 self.disk_jobs.wake()
         return ingested
 
@@ -315,7 +315,7 @@ class Shard:
             raise InvalidArgument(
                 "another request had this id: each needs one of its own", field="request_id"
             )
-        if self.scheduler.memtable_full():
+        if self.scheduler.tiers.memtable_full():
             self.disk_jobs.wake()
         await self.log_loop.durable(decided.end)
         return decided
@@ -357,7 +357,7 @@ class Shard:
             except (StorageError, InvariantError) as error:
                 self.log_loop.fail(error)
                 raise Internal(f"schedules and holds: {error}") from error
-        if self.scheduler.memtable_full():
+        if self.scheduler.tiers.memtable_full():
             self.disk_jobs.wake()
         await self.settled()
         return outcome
@@ -376,7 +376,7 @@ class Shard:
 
     def overdue(self) -> int:
         """Timers that are due and not dispatched, wherever they lie."""
-        return self.scheduler.overdue(self.firing.now_ms())
+        return self.scheduler.tiers.overdue(self.firing.now_ms())
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""
@@ -427,7 +427,7 @@ class Shard:
         self.directory.log.close()
 
     def _last_save(self) -> None:
-        if not self.scheduler.flushing:
+        if not self.scheduler.tiers.flushing:
             save_now(self.directory.log, self.directory.housekeeper, self.firing.now_ms())
 
 

@@ -168,7 +168,7 @@ class Bench:
                 data = frame_of(base, source.queue_id, due_ms)
                 await self._shard.ingest(source, "b1", data, base)
                 # Blocks of the size that they have where timers come through a broker.
-                while self._shard.scheduler.memtable_full():  # noqa: ASYNC110
+                while self._shard.scheduler.tiers.memtable_full():  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
         await self._shard.settled()
         print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)

@@ -56,10 +56,10 @@ def filled(scheduler: Scheduler, pending: int, spread_s: float, now_ms: int) -> 
         rows.narrow[3], rows.narrow[4:6] = BODY_BYTES, 0
         scheduler.ledger.accepted += count
         scheduler.topics.of_target(target).accepted += count
-        scheduler.memtable.add(rows, Blob(bytes(count * BODY_BYTES), Home("", 0)))
-        flush = scheduler.begin_flush(now_ms)
+        scheduler.tiers.memtable.add(rows, Blob(bytes(count * BODY_BYTES), Home("", 0)))
+        flush = scheduler.tiers.begin_flush(now_ms)
         flush.run()
-        scheduler.end_flush(flush)
+        scheduler.tiers.end_flush(flush)
 
 
 def main() -> None:
@@ -92,11 +92,11 @@ def measure(scheduler: Scheduler, pending: int, now_ms: int) -> None:
     latest_ms = 0
     while segments.pending:
         now_ms = max(now_ms, segments.next_due_ms() or 0)
-        load = segments.load(scheduler.horizon_ms(now_ms), LOAD_ROWS_MAX, LOAD_BYTES_MAX)
+        load = segments.load(scheduler.tiers.horizon_ms(now_ms), LOAD_ROWS_MAX, LOAD_BYTES_MAX)
         start = time.process_time()
         load.run()
         loaded = time.process_time()
-        scheduler.end_load(load, now_ms, force=True)
+        scheduler.tiers.end_load(load, now_ms, force=True)
         run_s.append(loaded - start)
         admit_s.append(time.process_time() - loaded)
         pieces += len(load.pieces)

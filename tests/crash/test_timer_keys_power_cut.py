@@ -23,7 +23,7 @@ def keys(*names: str) -> list[TimerKey]:
 
 
 def flush(world: World) -> None:
-    world.run(world.scheduler.begin_flush(world.now_ms))
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
 
 
 def pass_time(world: World, by_ms: int) -> None:

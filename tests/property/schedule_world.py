@@ -135,7 +135,7 @@ class ScheduleWorld(World):
             self.work()
             step_ms = min(2 * step_ms, STEP_MS_MAX) if self._done() == done else 1
             done = self._done()
-            due_ms = self.scheduler.next_due_ms()
+            due_ms = self.scheduler.tiers.next_due_ms()
             next_ms = min(due_ms or end_ms, self.scheduler.schedules.next_ms())
             if self.scheduler.ledger.in_flight or next_ms <= self.now_ms:
                 next_ms = self.now_ms + step_ms

@@ -80,8 +80,8 @@ class Races(RuleBasedStateMachine):
     def job_step(self, flush: bool) -> None:
         world, scheduler = self.world, self.world.scheduler
         if self.job is None:
-            if flush and scheduler.memtable.rows:
-                self.job = scheduler.begin_flush(world.now_ms)
+            if flush and scheduler.tiers.memtable.rows:
+                self.job = scheduler.tiers.begin_flush(world.now_ms)
             else:
                 self.job = world.directory.housekeeper.next_job(world.now_ms)
             self.job_ran = False
@@ -105,9 +105,9 @@ class Races(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)
     @rule()
     def evict(self) -> None:
-        self.world.scheduler.evict(self.world.now_ms + 1)
-        if self.world.scheduler.memtable.rows:
-            self.world.run(self.world.scheduler.begin_flush(self.world.now_ms))
+        self.world.scheduler.tiers.evict(self.world.now_ms + 1)
+        if self.world.scheduler.tiers.memtable.rows:
+            self.world.run(self.world.scheduler.tiers.begin_flush(self.world.now_ms))
 
     @precondition(lambda self: self.job is None and not self.cancels)
     @rule()

@@ -134,15 +134,15 @@ class KeyedRaces(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)
     @rule()
     def flush(self) -> None:
-        if self.world.scheduler.memtable.rows:
-            self.world.run(self.world.scheduler.begin_flush(self.world.now_ms))
+        if self.world.scheduler.tiers.memtable.rows:
+            self.world.run(self.world.scheduler.tiers.begin_flush(self.world.now_ms))
 
     @rule(flush=st.booleans())
     def job_step(self, flush: bool) -> None:
         world, scheduler = self.world, self.world.scheduler
         if self.job is None:
-            if flush and scheduler.memtable.rows:
-                self.job = scheduler.begin_flush(world.now_ms)
+            if flush and scheduler.tiers.memtable.rows:
+                self.job = scheduler.tiers.begin_flush(world.now_ms)
             else:
                 self.job = world.directory.housekeeper.next_job(world.now_ms)
             self.job_ran = False
@@ -167,7 +167,7 @@ class KeyedRaces(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)
     @rule(flush=st.booleans())
     def evict(self, flush: bool) -> None:
-        self.world.scheduler.evict(self.world.now_ms + 1)
+        self.world.scheduler.tiers.evict(self.world.now_ms + 1)
         if flush:
             self.flush()
 
@@ -197,7 +197,7 @@ class KeyedRaces(RuleBasedStateMachine):
         self.job = None
         if sync or checkpoint:
             self.world.sync()
-        if checkpoint and not self.world.scheduler.flushing:
+        if checkpoint and not self.world.scheduler.tiers.flushing:
             self.world.checkpoint()
         (self.world.power_cut if power else self.world.kill)()
 

@@ -430,8 +430,8 @@ class World:
 
     def flush(self) -> None:
         """Writes the memtable out, however little is in it."""
-        if self._job is None and self.scheduler.memtable.rows:
-            self._job = self.scheduler.begin_flush(self.now_ms)
+        if self._job is None and self.scheduler.tiers.memtable.rows:
+            self._job = self.scheduler.tiers.begin_flush(self.now_ms)
         self.housekeep()
 
     def checkpoint(self) -> None:
@@ -523,7 +523,7 @@ class World:
         scheduler = self.scheduler
         near = scheduler.near
         parts = [near.rows(near.pending_ids())]
-        parts += [rows for rows, _ in (*scheduler.memtable.pieces, *scheduler.flushing)]
+        parts += [rows for rows, _ in scheduler.tiers.pieces()]
         for each in scheduler.segments.blocks():
             index = scheduler.segments.index_of(each)
             rows = as_rows(index, each.cursor, each.count)
@@ -642,7 +642,7 @@ class World:
             self.sync()
             self.send()
             if not self.housekeep() and not self._busy():
-                next_ms = self.scheduler.next_due_ms()
+                next_ms = self.scheduler.tiers.next_due_ms()
                 if next_ms is None:
                     assert not self.scheduler.segments.parked()
                     break

@@ -48,7 +48,8 @@ from duemq_server.timer_service.far.offset_bits import Bits, Keys
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.keyed.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.keyed.request_memory import SavedRequests
-from duemq_server.timer_service.scheduling.scheduler import Ledger, Scheduler
+from duemq_server.timer_service.scheduling.ledger import Ledger
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
 from duemq_server.timer_service.timers.offset_pages import PAGE_BYTES, SavedPage
@@ -185,7 +186,7 @@ def _held(scheduler: Scheduler) -> list[Held]:
         blob = near.blobs[int(numbers[first])]
         if blob is not None:
             held.append(_held_in(blob, rows.slice(first, last)))
-    held += [_held_in(blob, rows) for rows, blob in scheduler.memtable.pieces]
+    held += [_held_in(blob, rows) for rows, blob in scheduler.tiers.memtable.pieces]
     return held
 
 

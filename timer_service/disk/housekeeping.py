@@ -86,6 +86,8 @@ class Housekeeper:
     ) -> None:
         """With replicas: `epochs`, (epoch, start) of the log's EPOCH entries, and `store_id`."""
         self._scheduler = scheduler
+        self._tiers = scheduler.tiers
+        self._parking = scheduler.parking
         self._log = log
         self._epochs = Epochs(epochs)
         self._store_id = store_id
@@ -107,14 +109,14 @@ class Housekeeper:
         if self._kept_for_others:
             self._cut_log()
         self._pull_near(now_ms)
-        if scheduler.memtable_full() or (self._log_is_held() and scheduler.memtable.rows):
+        if self._tiers.memtable_full() or (self._log_is_held() and self._tiers.memtable.rows):
             self._needed_from = self._log.end_position
-            return scheduler.begin_flush(now_ms)
+            return self._tiers.begin_flush(now_ms)
         job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
         if job is not None:
             return job
         if self._waits_on_disk(now_ms):
-            return scheduler.begin_flush(now_ms)
+            return self._tiers.begin_flush(now_ms)
         scheduler.tombstones.expire(now_ms)
         scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
         scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
@@ -129,9 +131,9 @@ class Housekeeper:
     def finish(self, job: Job, now_ms: int) -> None:
         """A job ran."""
         if isinstance(job, Flush):
-            self._scheduler.end_flush(job)
+            self._tiers.end_flush(job)
         elif isinstance(job, Load):
-            self._scheduler.end_load(job, now_ms, force=True)
+            self._tiers.end_load(job, now_ms, force=True)
         else:
             self._saved_position, self._saved_ms = job.position, now_ms
             self._needed_from = job.state.log_needed_from
@@ -185,7 +187,7 @@ class Housekeeper:
         wait = PRESSED_MS if self._pressed() else IDLE_MS
         due = self._scheduler.segments.next_due_ms()
         if due is not None:
-            window = self._scheduler.horizon_ms(now_ms) - now_ms
+            window = self._tiers.horizon_ms(now_ms) - now_ms
             wait = min(wait, max(PRESSED_MS, due - int(LOAD_AT * window) - now_ms))
         return now_ms + wait
 
@@ -195,14 +197,13 @@ class Housekeeper:
 
     def _pull_near(self, now_ms: int) -> None:
         """Moves timers of the memtable that became near; if need be, later ones give way."""
-        scheduler = self._scheduler
         for evict in (False, True, True):
-            due = scheduler.memtable.min_due_ms
-            if due is None or due >= scheduler.horizon_ms(now_ms):
+            due = self._tiers.memtable.min_due_ms
+            if due is None or due >= self._tiers.horizon_ms(now_ms):
                 return
             if evict:
                 self._make_room(due, now_ms)
-            scheduler.pull_near(now_ms)
+            self._tiers.pull_near(now_ms)
 
     def _waits_on_disk(self, now_ms: int) -> bool:
         """Whether the memtable has what may come into memory some time soon, and did not now.
@@ -211,19 +212,20 @@ class Housekeeper:
         that is due before it.  If there is room, it lies in too large a piece.
         """
         scheduler = self._scheduler
-        due = scheduler.memtable.min_due_ms
+        due = self._tiers.memtable.min_due_ms
         if due is None or due >= now_ms + scheduler.limits.near_window_ms:
             return False
-        return due >= scheduler.horizon_ms(now_ms) or not self._short_of_room()
+        return due >= self._tiers.horizon_ms(now_ms) or not self._short_of_room()
 
     def _load(self, now_ms: int) -> Load | None:
         scheduler = self._scheduler
         near, limits = scheduler.near, scheduler.limits
         due = scheduler.segments.next_due_ms()
-        horizon = scheduler.horizon_ms(now_ms)
+        horizon = self._tiers.horizon_ms(now_ms)
         if due is None or due >= now_ms + LOAD_AT * (horizon - now_ms):
             return None
-        if scheduler.dispatcher.waiting >= BACKLOG and scheduler.backlog(due, now_ms) >= BACKLOG:
+        waiting = scheduler.dispatcher.waiting
+        if waiting >= BACKLOG and self._parking.backlog(due, now_ms) >= BACKLOG:
             return None  # no sooner for being in memory, where others find room meanwhile
         if self._short_of_room():
             self._make_room(due, now_ms)
@@ -240,8 +242,8 @@ class Housekeeper:
         if not held and (few or not self._pressed()):
             return None
         self._needed_from = self._log.end_position if held else self._needed_from
-        target = self._scheduler.stuck(now_ms)
-        return None if target is None else self._scheduler.begin_park(target, now_ms)
+        target = self._parking.stuck(now_ms)
+        return None if target is None else self._parking.begin(target, now_ms)
 
     def _log_is_held(self) -> bool:
         """Whether timers in memory keep too much of the log from being deleted."""
@@ -256,7 +258,7 @@ class Housekeeper:
         if self._short_of_room():
             return None
         for target in scheduler.segments.parked():
-            if scheduler.can_unpark(target, now_ms):
+            if self._parking.can_unpark(target, now_ms):
                 return scheduler.segments.load_parked(target, LOAD_ROWS_MAX, LOAD_BYTES_MAX)
         return None
 
@@ -271,7 +273,7 @@ class Housekeeper:
         due = near.table.due_ms[near.on_wheel_ids()]
         later = due[due > max(due_ms, now_ms)]
         if len(later):
-            self._scheduler.evict(max(int(np.median(later)), due_ms + 1))
+            self._tiers.evict(max(int(np.median(later)), due_ms + 1))
 
     def _save_is_due(self, now_ms: int) -> bool:
         end = self._log.end_position

@@ -41,9 +41,9 @@ from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.far.loading import Load
 from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
 from duemq_server.timer_service.scheduling.dispatch import NEVER
-from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, make_batch
 from duemq_server.timer_service.scheduling.keyed import keyed_state
-from duemq_server.timer_service.scheduling.scheduler import Scheduler, make_batch
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.timers import (
     hold_entry,
@@ -191,7 +191,7 @@ class Recovery:
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
-            rows = scheduler.drop_cancelled(held.rows, self._now_ms)
+            rows = scheduler.tiers.drop_cancelled(held.rows, self._now_ms)
             if len(rows):
                 self._admit_held(held, rows)
                 self._make_room()
@@ -201,7 +201,7 @@ class Recovery:
         data = self._read_body(place, held.length)
         if record.crc32c(0, data) != held.crc32c:
             raise Corrupt(f"bodies of timers at {place} are not what was written. {REMEDY}")
-        self._scheduler.admit(rows, Blob(data, held.home, held.start), self._now_ms)
+        self._scheduler.tiers.admit(rows, Blob(data, held.home, held.start), self._now_ms)
 
     def _restore_lane(self, saved: FireLane) -> None:
         lane = self._scheduler.dispatcher.lane(saved.id)
@@ -304,7 +304,7 @@ class Recovery:
             )
         # What had been counted before the checkpoint was counted again.
         scheduler = self._scheduler
-        again = min(count, max(0, scheduler.held() - scheduler.ledger.pending))
+        again = min(count, max(0, scheduler.tiers.held() - scheduler.ledger.pending))
         scheduler.ledger.fired -= again
         if again != sum(map(len, missing.values())):
             scheduler.topics.in_doubt = scheduler.topics.in_doubt or "fired"
@@ -475,7 +475,7 @@ class Recovery:
         near.drop(ids[dispatched])
 
     def _sift_memtable(self) -> None:
-        memtable = self._scheduler.memtable
+        memtable = self._scheduler.tiers.memtable
         for rows, blob in memtable.take_before(NEVER):
             memtable.add(self._sift(rows, blob), blob)
 
@@ -532,9 +532,9 @@ class Recovery:
         for piece in load.pieces:
             rows = scheduler.numbers.translate(piece.rows, piece.sources, piece.targets)
             scheduler.topics.loaded(rows)
-            rows = scheduler.drop_cancelled(self._sift(rows, piece.blob), self._now_ms)
+            rows = scheduler.tiers.drop_cancelled(self._sift(rows, piece.blob), self._now_ms)
             if len(rows):
-                scheduler.admit(rows, piece.blob, self._now_ms, force=True)
+                scheduler.tiers.admit(rows, piece.blob, self._now_ms, force=True)
 
     def _rebuild(self, batch: Replayed) -> None:
         if sum(len(places) for places, _, _ in batch.found) != batch.count:
@@ -559,10 +559,10 @@ class Recovery:
     def _make_room(self) -> None:
         """Flushes the memtable at once if it is full."""
         scheduler = self._scheduler
-        if scheduler.memtable_full():
-            flush = scheduler.begin_flush(self._now_ms)
+        if scheduler.tiers.memtable_full():
+            flush = scheduler.tiers.begin_flush(self._now_ms)
             flush.run()
-            scheduler.end_flush(flush)
+            scheduler.tiers.end_flush(flush)
 
 
 def _nowhere(directory: str, count: int, batches: list[Replayed]) -> str:

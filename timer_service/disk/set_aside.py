@@ -208,7 +208,7 @@ class TolerantRecovery(Recovery):
     def _far(self) -> Iterator[set[tuple[int | None, int]]]:
         """What lies in the memtable and in blocks: numbers of sources, and offsets."""
         scheduler = self._scheduler
-        for piece, _ in scheduler.memtable.pieces:
+        for piece, _ in scheduler.tiers.memtable.pieces:
             yield {(source, offset) for source, offset, _ in _keys(piece)}
         for each in self._segments.blocks():
             index = self._segments.index_of(each)
@@ -253,7 +253,7 @@ class TolerantRecovery(Recovery):
             for batch, key in zip(batches.tolist(), _keys(rows), strict=True):
                 if batch >= 0:
                     self._miss(batch, self._name(*key))
-            rows = scheduler.drop_cancelled(rows.take(batches < 0), self._now_ms)
+            rows = scheduler.tiers.drop_cancelled(rows.take(batches < 0), self._now_ms)
             count = len(rows)
             names = [self._name(*key) for key in _keys(rows)]
         scheduler.ledger.lost += count
@@ -350,10 +350,10 @@ def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterat
     for name in sorted(segments.damaged_files):
         yield f"kept aside: {_copy(directory, segments.path(name), disk)}"
     yield from segments.lost
-    if opened.scheduler.memtable.rows:
-        flush = opened.scheduler.begin_flush(now_ms)
+    if opened.scheduler.tiers.memtable.rows:
+        flush = opened.scheduler.tiers.begin_flush(now_ms)
         flush.run()
-        opened.scheduler.end_flush(flush)
+        opened.scheduler.tiers.end_flush(flush)
     save_now(opened.log, opened.housekeeper, now_ms)
     opened.log.close()
     yield f"{segments.lost_timers} timers lost; {opened.scheduler.ledger.pending} are pending"

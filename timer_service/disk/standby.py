@@ -212,11 +212,11 @@ class Standby:
 
     def _save(self, made: Made, now_ms: int) -> Save:
         """Saves a checkpoint; what holds up too much of the log goes to disk before."""
-        if made.scheduler.memtable_full():
+        if made.scheduler.tiers.memtable_full():
             _flush(made, now_ms)
         save = made.housekeeper.save(now_ms)
         if save.position - save.state.log_needed_from > self._limits.log_held_max:
-            made.scheduler.evict(0)
+            made.scheduler.tiers.evict(0)
             _flush(made, now_ms)
             save = made.housekeeper.save(now_ms)
         save.run()
@@ -369,10 +369,10 @@ def _forget(made: Made, now_ms: int) -> None:
 
 
 def _flush(made: Made, now_ms: int) -> None:
-    if made.scheduler.memtable.rows:
-        flush = made.scheduler.begin_flush(now_ms)
+    if made.scheduler.tiers.memtable.rows:
+        flush = made.scheduler.tiers.begin_flush(now_ms)
         flush.run()
-        made.scheduler.end_flush(flush)
+        made.scheduler.tiers.end_flush(flush)
 
 
 # -- a snapshot that was being installed ----------------------------------

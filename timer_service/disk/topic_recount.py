@@ -24,7 +24,7 @@ def recount(scheduler: Scheduler) -> None:
         rows = scheduler.numbers.translate(found, index.sources, index.targets)
         topics.written([rows])
         _count_unmet(scheduler, rows)
-    for rows, _ in scheduler.memtable.pieces:
+    for rows, _ in scheduler.tiers.memtable.pieces:
         _count_unmet(scheduler, rows)
     topics.settle(scheduler)
 

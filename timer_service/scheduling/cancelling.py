@@ -216,7 +216,7 @@ class Cancelling:
         """Row of the near table and due time of each; NOWHERE if it is not there."""
         scheduler = self._scheduler
         rows = scheduler.near.find_all(keys)
-        far_ms = np.maximum(scheduler.memtable.keys.find(keys), scheduler.frozen.find(keys))
+        far_ms = np.maximum(*(listed.find(keys) for listed, _ in scheduler.tiers.lists()))
         return rows, np.where(rows >= 0, scheduler.near.table.due_ms[rows], far_ms)
 
     def _pending_in_blocks(self, asked: Asked, absent: Mask) -> Mask:
@@ -292,8 +292,8 @@ class Cancelling:
         listed = (wanted.row == NOWHERE) & ~wanted.in_block
         if listed.any():
             keys = keys_of(asked.source[listed], asked.offset[listed])
-            in_memory = (scheduler.memtable.keys, scheduler.frozen)
-            target[listed] = np.maximum(*(each.find_targets(keys) for each in in_memory))
+            lists = scheduler.tiers.lists()
+            target[listed] = np.maximum(*(each.find_targets(keys) for each, _ in lists))
         return target
 
     def _place(self, at: int) -> Place:

@@ -29,11 +29,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from duemq_server.timer_service.timers.fired_records import fired
 from duemq_server.timer_service.timers.log_entries import LaneId
+from duemq_server.timer_service.timers.rows import Blob, Rows
 
 WIRE_MAX = 4  # batches of a lane on the wire
 UNACKED_MAX = 8  # batches of a lane that are dispatched and not answered
@@ -201,3 +204,28 @@ class FireLane:
     def _backoff_ms(self, jitter: float) -> int:
         longest = min(RETRY_MS_MAX, RETRY_MS_MIN << min(self.failures, 16))
         return int(longest * (0.5 + jitter / 2))
+
+
+def make_batch(
+    rows: Rows, blobs: Sequence[Blob | None], lane: FireLane, sequence: int, position: int, end: int
+) -> FireBatch:
+    """A batch out of rows and the blobs that their bodies lie in."""
+    slices = (
+        (blob.data, home - blob.start, size, due_ms)
+        for blob, home, size, due_ms in zip(
+            blobs, rows.home.tolist(), rows.size.tolist(), rows.due_ms.tolist(), strict=True
+        )
+        if blob is not None
+    )
+    pieces, sizes = fired(slices)
+    return FireBatch(
+        lane,
+        sequence,
+        position,
+        end,
+        b"".join(pieces),
+        sizes.tobytes(),
+        rows.tag_hash.tobytes(),
+        rows.key_hash.tobytes(),
+        rows.due_ms,
+    )

@@ -9,6 +9,9 @@ comes out as jobs (housekeeping.py) to be run in a thread.
                                    no                    │ load, as the near window moves       ▼
                                    └► memtable ─ flush ► blocks                        broker, ACK
 
+Where timers lie and how they move between memory and disk is tiers.py's, and parking.py's of those
+that are due and cannot go; this file has what comes in and what goes out.
+
 Invariants:
  - The log is the truth; memory is a function of checkpoint and log, see recovery.py.
  - A batch is sent only after its DISPATCH entry is durable; since the ADD entry lies before it in
@@ -22,8 +25,6 @@ Invariants:
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import logging
 import random
 from collections import deque
@@ -31,16 +32,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from duemq.errors import InvariantError, OffsetOutOfRange
 from duemq_recurring.schedules import Schedules
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
 from duemq_server.timer_service.far.due_counts import DueCounts
-from duemq_server.timer_service.far.far_segments import FarSegments, Flush
-from duemq_server.timer_service.far.loading import Load, Piecewise
-from duemq_server.timer_service.far.memtable import Memtable, Piece
+from duemq_server.timer_service.far.far_segments import FarSegments
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.far.tombstones import Tombstones
 from duemq_server.timer_service.scheduling.bulk.jobs import BulkJobs
@@ -50,26 +48,25 @@ from duemq_server.timer_service.scheduling.dispatch import (
     NEVER,
     Dispatcher,
 )
-from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome, make_batch
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
-from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number, waiting_room
+from duemq_server.timer_service.scheduling.holding.holds import Holds, waiting_room
 from duemq_server.timer_service.scheduling.keyed.keyed_state import KeyedState
+from duemq_server.timer_service.scheduling.ledger import Ledger
+from duemq_server.timer_service.scheduling.parking import Parking
+from duemq_server.timer_service.scheduling.tiers import Tiers
 from duemq_server.timer_service.scheduling.topic_counts import TopicCounts
 from duemq_server.timer_service.timers import intake, log_entries
-from duemq_server.timer_service.timers.fired_records import fired
 from duemq_server.timer_service.timers.key_hash import key_in
-from duemq_server.timer_service.timers.keys import KeyList
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Dispatched, Restarted, SourceId, TargetId
-from duemq_server.timer_service.timers.near import BLOB_BYTES, Near
-from duemq_server.timer_service.timers.rows import Blob, Home, Rows, concatenate, runs
+from duemq_server.timer_service.timers.near import Near
+from duemq_server.timer_service.timers.rows import Blob, Home
 from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 
 _log = logging.getLogger(__name__)
 
-PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
-SPARSE = 4  # less than one in so many bytes needed: copy those, let go of the rest
 
 
 class Log(Protocol):
@@ -87,30 +84,6 @@ class Ingested(NamedTuple):
     first_due_ms: int = NEVER
 
 
-@dataclasses.dataclass(slots=True)
-class Ledger:
-    """accepted = pending + fired + cancelled + replaced + dropped + lost."""
-
-    accepted: int = 0
-    fired: int = 0
-    cancelled: int = 0
-    in_flight: int = 0  # fired and not yet answered by a broker
-    lost: int = 0  # damaged on the disk, and set aside by an operator
-    replaced: int = 0  # another one came for them: under the same key, or with another due time
-    dropped: int = 0  # kept back by a hold that was resumed without them
-
-    @property
-    def pending(self) -> int:
-        """Accepted, and nothing else happened."""
-        gone = self.fired + self.cancelled + self.replaced + self.dropped
-        return self.accepted - gone - self.lost
-
-    @property
-    def empty(self) -> bool:
-        """Nothing waits, or is on its way."""
-        return not (self.pending or self.in_flight)
-
-
 class Scheduler:
     """A shard's timers.  See the module for the picture."""
 
@@ -120,9 +93,6 @@ class Scheduler:
         self.log = log
         self.limits = limits
         self.near = Near(now_ms, limits.near_rows_max, limits.near_bytes_max)
-        self.memtable = Memtable()
-        self.flushing: list[Piece] = []
-        self.frozen = KeyList()  # of `flushing`
         self.segments = segments
         self.holds = Holds()
         self.dispatcher = Dispatcher(self.holds)
@@ -132,6 +102,18 @@ class Scheduler:
         self.numbers = Numbering()
         self.topics = TopicCounts(self.numbers)
         self.due_counts = DueCounts()
+        self.tiers = Tiers(
+            limits,
+            self.near,
+            segments,
+            self.numbers,
+            self.topics,
+            self.tombstones,
+            self.due_counts,
+        )
+        self.parking = Parking(
+            limits, self.dispatcher, self.holds, self.numbers, self.near, self.tiers
+        )
         self.keyed = KeyedState(limits.requests_max, limits.request_bytes_max)
         self.schedules = Schedules()
         self.bulk = BulkJobs()
@@ -226,45 +208,8 @@ class Scheduler:
         for target, (each, _, _) in zip(targets, fetched, strict=True):
             self.topics.of_target(target).accepted += each.count
         accepted_ms = fetched[-1].frame.store_ms
-        self.admit(rows, Blob(data, Home("", home), accepted_ms=accepted_ms), now_ms)
+        self.tiers.admit(rows, Blob(data, Home("", home), accepted_ms=accepted_ms), now_ms)
         return Ingested(len(rows), int(rows.due_ms.min()))
-
-    def admit(self, rows: Rows, blob: Blob, now_ms: int, *, force: bool = False) -> None:
-        """Puts timers where they belong: near if due soon and if there is room, or far.
-
-        `force`: near even if there is no room.
-        """
-        near = rows.due_ms < self.horizon_ms(now_ms)
-        if not force and not self.near.has_room(len(rows), min(len(blob.data), _body_bytes(rows))):
-            near[:] = False
-        if near.all():
-            self._add_near(rows, blob)
-        elif not near.any():
-            self.memtable.add(rows, blob)
-        else:
-            self._add_near(rows.take(near), blob)
-            self.memtable.add(rows.take(~near), blob)
-
-    def horizon_ms(self, now_ms: int) -> int:
-        """Timers due before this are kept in memory; it comes closer as memory fills."""
-        self.near.wheel.catch_up(now_ms)
-        fill = max(
-            len(self.near) / self.limits.near_rows_max, self.near.bytes / self.limits.near_bytes_max
-        )
-        share = min(1.0, max(0.05, 2 * (1 - fill)))
-        return min(now_ms + int(self.limits.near_window_ms * share), self.near.wheel.horizon_ms)
-
-    def _add_near(self, rows: Rows, blob: Blob) -> None:
-        if rows.body_bytes() * SPARSE >= len(blob.data):
-            self.near.add(rows, blob)
-            return
-        ends = rows.ends()
-        breaks = np.flatnonzero(rows.home[1:] != ends[:-1]) + 1
-        starts = [0, *breaks.tolist(), len(rows)]
-        for first, last in itertools.pairwise(starts):
-            start, end = int(rows.home[first]), int(ends[last - 1])
-            data = bytes(blob.data[start - blob.start : end - blob.start])
-            self.near.add(rows.slice(first, last), blob._replace(data=data, start=start))
 
     # -- timers are due ---------------------------------------------------
 
@@ -472,212 +417,12 @@ class Scheduler:
             self.log.append(log_entries.ACK, [log_entries.encode_ack(self._acks)])
             self._acks = []
 
-    # -- between memory and disk (see housekeeping.py) ----------------------------
-
-    def pull_near(self, now_ms: int) -> None:
-        """Moves timers of the memtable that became near."""
-        horizon = self.horizon_ms(now_ms)
-        if self.memtable.min_due_ms is None or self.memtable.min_due_ms >= horizon:
-            return
-        for rows, blob in self._live_pieces(self.memtable.take_before(horizon), now_ms):
-            self.admit(rows, blob, now_ms)
-
-    def drop_cancelled(self, rows: Rows, now_ms: int) -> Rows:
-        """Rows without those that were cancelled while they lay far."""
-        cancelled = self._meet_cancelled(rows, now_ms)
-        return rows if cancelled is None else rows.take(~cancelled)
-
-    def _meet_cancelled(self, rows: Rows, now_ms: int) -> npt.NDArray[np.bool_] | None:
-        """Which rows were cancelled while they lay far, None: none; they are gone from now on."""
-        cancelled = self.tombstones.meet(rows, now_ms)
-        if cancelled is not None:
-            self.topics.met(rows.target[cancelled])
-        return cancelled
-
-    def _live_pieces(self, pieces: list[Piece], now_ms: int) -> list[Piece]:
-        """The pieces without cancelled timers; the same list if there are none."""
-        if not self.tombstones.unmet or not pieces:
-            return pieces
-        joined = concatenate([rows for rows, _ in pieces])
-        cancelled = self._meet_cancelled(joined, now_ms)
-        if cancelled is None:
-            return pieces
-        live, end = [], 0
-        for rows, blob in pieces:
-            start, end = end, end + len(rows)
-            gone = cancelled[start:end]
-            if gone.any():
-                rows = rows.take(~gone)
-            if len(rows):
-                live.append((rows, blob))
-        return live
-
-    def memtable_full(self) -> bool:
-        """Whether the memtable must be flushed."""
-        limits = self.limits
-        rows, size = limits.memtable_rows_max, limits.memtable_bytes_max
-        return self.memtable.rows >= rows or self.memtable.bytes >= size
-
-    def evict(self, due_ms: int) -> None:
-        """Moves near timers that are due at or after `due_ms` back to the memtable."""
-        for rows, blob in self.near.evict(due_ms):
-            self.memtable.add(rows, blob)
-
-    def begin_flush(self, now_ms: int) -> Flush:
-        """Freezes the memtable into a job."""
-        if self.flushing:
-            raise InvariantError("a flush is running")
-        memtable, self.memtable = self.memtable, Memtable()
-        self.flushing, self.frozen = self._live_pieces(memtable.pieces, now_ms), memtable.keys
-        if self.flushing is not memtable.pieces:
-            self.frozen = KeyList.of(rows for rows, _ in self.flushing)
-        return self.segments.flush(self.flushing, self.numbers.tables(), now_ms)
-
-    def stuck(self, now_ms: int) -> int | None:
-        """The target with the most due timers of those that do not go."""
-        waiting = {
-            target: self.dispatcher.waiting_for(target)
-            for target in self.dispatcher.turns()
-            if self.dispatcher.is_stuck(target, self.numbers.targets[target], now_ms)
-        }
-        return max(waiting, key=lambda target: waiting[target], default=None)
-
-    def backlog(self, due_ms: int, now_ms: int) -> int:
-        """Timers due by `due_ms` that wait and go, one batch after the other."""
-        return sum(
-            self._waiting_by(target, due_ms)
-            for target in self.dispatcher.turns()
-            if not self.dispatcher.is_stuck(target, self.numbers.targets[target], now_ms)
-        )
-
-    def _waiting_by(self, target: int, due_ms: int) -> int:
-        if self.dispatcher.latest_ms(target) <= due_ms:
-            return self.dispatcher.waiting_for(target)
-        due = self.near.table.due_ms[self.dispatcher.ids_of(target)]
-        return int((due <= due_ms).sum())
-
-    def begin_park(self, target: int, now_ms: int) -> Flush | None:
-        """Takes due timers of a target out of memory, into a job."""
-        if self.flushing:
-            raise InvariantError("a flush is running")
-        ids = self.near.live(self.dispatcher.take(target, PARK_ROWS_MAX))
-        self.flushing = self.near.detach(ids)
-        self.frozen = KeyList.of(rows for rows, _ in self.flushing)
-        if not self.flushing:
-            return None
-        name = self.numbers.targets[target]
-        return self.segments.flush(self.flushing, self.numbers.tables(), now_ms, name)
-
-    def can_unpark(self, target: TargetId, now_ms: int) -> bool:
-        """Whether parked timers of a target could be sent now."""
-        waiting = self.dispatcher.waiting_for(self.numbers.number_target(target))
-        if waiting >= self.limits.tick_rows_max:
-            return False
-        if room_number(target) is not None:
-            return not self.holds.holds_room(target)
-        return self.dispatcher.choose(target, now_ms) is not None
-
-    def end_flush(self, flush: Flush) -> None:
-        """The frozen memtable is in blocks."""
-        self.segments.flushed(flush)
-        self.topics.written(rows for rows, _ in self.flushing)
-        self.flushing, self.frozen = [], KeyList()
-
-    def end_load(self, load: Load, now_ms: int, *, force: bool = False) -> None:
-        """What was loaded becomes near."""
-        self.segments.loaded(load)
-        pieces = [piece for piece in load.pieces if len(piece.rows)]
-        if pieces:
-            self._admit_loaded(pieces, now_ms, force)
-        for piece in load.pieces:
-            if piece.block.cursor == piece.block.count:
-                self.due_counts.done(piece.block)
-
-    def _admit_loaded(self, pieces: Sequence[Piecewise], now_ms: int, force: bool) -> None:
-        """`admit` of many pieces at once; those of which little is left, or not near, singly."""
-        counts = [len(piece.rows) for piece in pieces]
-        rows = self.numbers.translate_all(pieces)
-        of = np.repeat(np.arange(len(pieces), dtype=np.int32), counts)
-        self.topics.loaded(rows)
-        cancelled = self._meet_cancelled(rows, now_ms)
-        if cancelled is not None:
-            rows, of = rows.take(~cancelled), of[~cancelled]
-        if len(self.due_counts):
-            slots = self.topics.slots(rows.target)
-            for first, last in runs(of):
-                block = pieces[int(of[first])].block
-                self.due_counts.loaded(block, slots[first:last], rows.due_ms[first:last])
-        blobs = [piece.blob for piece in pieces]
-        kept = np.bincount(of, weights=rows.size, minlength=len(blobs)) * SPARSE
-        sparse = kept < [len(blob.data) for blob in blobs]
-        room = force or self.near.has_room(len(rows), sum(len(blob.data) for blob in blobs))
-        together = (rows.due_ms < self.horizon_ms(now_ms)) & ~sparse[of]
-        if room and together.any():
-            self.near.add_from(rows.take(together), blobs, of[together])
-            rows, of = rows.take(~together), of[~together]
-        for first, last in runs(of):
-            self.admit(rows.slice(first, last), blobs[int(of[first])], now_ms, force=force)
-
-    # -- figures ----------------------------------------------------------
-
-    def held(self) -> int:
-        """Timers counted where they lie; equal to the ledger's `pending`."""
-        flushing = sum(len(rows) for rows, _ in self.flushing)
-        far = self.memtable.rows + flushing + self.segments.pending
-        return self.near.pending + far - self.tombstones.unmet
+    # -- all together ------------------------------------------------------
 
     def check(self) -> None:
         """Raises InvariantError unless every pending timer lies where something will fire it."""
-        if self.held() != self.ledger.pending:
-            raise InvariantError(f"{self.held()} timers are held, the ledger says {self.ledger}")
+        held = self.tiers.held()
+        if held != self.ledger.pending:
+            raise InvariantError(f"{held} timers are held, the ledger says {self.ledger}")
         self.topics.check(self)
         self.near.check(self.dispatcher.waiting)
-
-    def overdue(self, now_ms: int) -> int:
-        """Timers that are due and not dispatched, wherever they lie.
-
-        Of a block of which only a part is due, one is counted.
-        """
-        rows = self.near.table.take(self.near.pending_ids())
-        parts = [rows, *(rows for rows, _ in [*self.memtable.pieces, *self.flushing])]
-        in_memory = sum(int((rows.due_ms <= now_ms).sum()) for rows in parts)
-        return in_memory + self.segments.overdue(now_ms)
-
-    def next_due_ms(self) -> int | None:
-        """Due time of the first pending timer, cancelled ones included; None: none pending."""
-        dues = [
-            self.near.wheel.next_due_ms(),
-            self.memtable.min_due_ms,
-            self.segments.next_due_ms(),
-        ]
-        return min((due for due in dues if due is not None), default=None)
-
-
-def _body_bytes(rows: Rows) -> int:
-    """What sparse timers cost: each its body and a blob of its own, at most."""
-    return SPARSE * rows.body_bytes() + BLOB_BYTES * len(rows)
-
-
-def make_batch(
-    rows: Rows, blobs: Sequence[Blob | None], lane: FireLane, sequence: int, position: int, end: int
-) -> FireBatch:
-    """A batch out of rows and the blobs that their bodies lie in."""
-    slices = (
-        (blob.data, home - blob.start, size, due_ms)
-        for blob, home, size, due_ms in zip(
-            blobs, rows.home.tolist(), rows.size.tolist(), rows.due_ms.tolist(), strict=True
-        )
-        if blob is not None
-    )
-    pieces, sizes = fired(slices)
-    return FireBatch(
-        lane,
-        sequence,
-        position,
-        end,
-        b"".join(pieces),
-        sizes.tobytes(),
-        rows.tag_hash.tobytes(),
-        rows.key_hash.tobytes(),
-        rows.due_ms,
-    )

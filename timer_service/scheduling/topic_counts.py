@@ -228,7 +228,7 @@ class TopicCounts:
     def held(self, scheduler: Scheduler) -> Index:
         """Pending timers where they lie, by slot."""
         near = scheduler.near
-        pieces = [*scheduler.memtable.pieces, *scheduler.flushing]
+        pieces = scheduler.tiers.pieces()
         parts = [near.table.target[near.pending_ids()], *(rows.target for rows, _ in pieces)]
         slots = self.slots(np.concatenate(parts))
         counts = np.bincount(slots, minlength=len(self._names))

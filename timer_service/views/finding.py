@@ -72,7 +72,7 @@ class Finding(Cancelling):
         if not len(left):
             return found
         at = dict(zip(keys.tolist(), left.tolist(), strict=True))
-        for piece, blob in (*scheduler.memtable.pieces, *scheduler.flushing):
+        for piece, blob in scheduler.tiers.pieces():
             own = keys_of(piece.source, piece.offset)
             for row in np.flatnonzero(np.isin(own, keys)).tolist():
                 bodies = InMemory(piece, [blob], np.zeros(len(piece), dtype=np.int32))

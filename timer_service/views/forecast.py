@@ -131,7 +131,7 @@ def _near(scheduler: Scheduler) -> tuple[Numbers, Numbers]:
     near = scheduler.near
     ids = near.pending_ids()
     targets, dues = [near.table.target[ids]], [near.table.due_ms[ids]]
-    for rows, _ in (*scheduler.memtable.pieces, *scheduler.flushing):
+    for rows, _ in scheduler.tiers.pieces():
         unmet = scheduler.tombstones.unmet_in(rows)
         if unmet is not None:
             rows = rows.take(~unmet)

@@ -131,7 +131,7 @@ class Page(Generic[T]):
             ids = ids[due_ms <= np.partition(due_ms, self._scan)[self._scan]]
         rows = near.rows(ids)
         yield self._part(rows, InMemory(rows, list(near.blobs), near.blobs_of(ids)))
-        for rows, blob in (*scheduler.memtable.pieces, *scheduler.flushing):
+        for rows, blob in scheduler.tiers.pieces():
             found = np.flatnonzero(self._mine[rows.target])
             found = found[self._behind(rows, found, self._sources)]
             if len(found):

@@ -22,7 +22,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     world.broker.accept([START_MS + FAR_MS + n for n in range(TIMERS)], 10, "any")
     world.ingest(1)
-    world.run(world.scheduler.begin_flush(world.now_ms))
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
     return world
 
 

@@ -18,7 +18,7 @@ from duemq_server.timer_service.far.tombstones import UNMET_REPLACED
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.keyed.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.keyed.request_memory import SavedRequests
-from duemq_server.timer_service.scheduling.scheduler import Ledger
+from duemq_server.timer_service.scheduling.ledger import Ledger
 from duemq_server.timer_service.timers import keyed, keyed_entry
 from duemq_server.timer_service.timers import log_entries as entries
 from duemq_server.timer_service.timers import schedule_entry as recur

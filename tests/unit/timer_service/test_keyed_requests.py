@@ -25,7 +25,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(keyed_requests, "SPACING_S", 0)
     world = World()
     assert schedule(world, 0, "k").advance(world.now_ms)
-    world.run(world.scheduler.begin_flush(world.now_ms))
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
     return world
 
 

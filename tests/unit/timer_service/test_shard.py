@@ -223,11 +223,11 @@ def test_one_timer_a_restart_and_then_silence(loop: ManualLoop, wait_s: int) -> 
 def test_one_timer_from_a_block_and_then_silence(loop: ManualLoop) -> None:
     async def main(quiet: Quiet) -> None:
         await quiet.take(5 * MINUTE_MS)
-        quiet.shard.scheduler.limits = Limits(memtable_rows_max=1)
+        quiet.shard.scheduler.tiers.limits = Limits(memtable_rows_max=1)
         quiet.shard.disk_jobs.wake()
         await loop.silence(1)
         assert quiet.shard.scheduler.segments.pending == 1
-        quiet.shard.scheduler.limits = Limits()
+        quiet.shard.scheduler.tiers.limits = Limits()
         await loop.silence(300)
 
     [late] = run(loop, main).late_ms()

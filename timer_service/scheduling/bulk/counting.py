@@ -48,7 +48,7 @@ class Counting:
         else:
             kept = near.rows(ids)
             self._memory.append((kept, InMemory(kept, list(near.blobs), near.blobs_of(ids))))
-        for rows, blob in (*scheduler.memtable.pieces, *scheduler.flushing):
+        for rows, blob in scheduler.tiers.pieces():
             unmet = scheduler.tombstones.unmet_in(rows)
             rows = rows if unmet is None else rows.take(~unmet)
             self._hold(rows, blob)

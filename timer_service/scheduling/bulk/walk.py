@@ -14,7 +14,6 @@ one is found there, for new blocks are looked at, too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -148,7 +147,7 @@ class Walk:
         near = scheduler.near.table
         ids = matcher.among(near, scheduler.near.pending_ids())
         found = [keys_of(near.source[ids], near.offset[ids])]
-        for rows, _ in _pieces(scheduler):
+        for rows, _ in scheduler.tiers.pieces():
             mask = matcher.mask(rows)
             if mask.any():
                 found.append(keys_of(rows.source[mask], rows.offset[mask]))
@@ -177,11 +176,7 @@ class Walk:
         wants_bodies = bool(self._job.which.key_prefix) or self._job.which.brings
         if wants_bodies:
             bodies += [scheduler.near.body(row) for row in ids[here].tolist()]
-        lists = (
-            (scheduler.memtable.keys, scheduler.memtable.pieces),
-            (scheduler.frozen, scheduler.flushing),
-        )
-        for listed, pieces in lists:
+        for listed, pieces in scheduler.tiers.lists():
             for number, places, at in listed.find_rows(keys):
                 piece, blob = pieces[number]
                 rows.append(piece.take(at))
@@ -248,7 +243,3 @@ def _from(found: InBlock, start: int) -> InBlock:
         rows=found.rows.slice(start, len(found.at)),
         bodies=None if found.bodies is None else found.bodies.take(slice(start, None)),
     )
-
-
-def _pieces(scheduler: Scheduler) -> Sequence[tuple[Rows, object]]:
-    return [*scheduler.memtable.pieces, *scheduler.flushing]

@@ -181,4 +181,4 @@ def _bring_in(scheduler: Scheduler, changed: Changed, home: int, now_ms: int) ->
     for target, (each, _, _) in zip(targets, fetched, strict=True):
         scheduler.topics.of_target(target).accepted += each.count
     blob = Blob(data, Home("", home), accepted_ms=fetched[-1].frame.store_ms)
-    scheduler.admit(rows, blob, now_ms)
+    scheduler.tiers.admit(rows, blob, now_ms)

@@ -29,7 +29,7 @@ from duemq_server.timer_service.far.look_up import Place, Query
 from duemq_server.timer_service.timers.key_hash import hash_of, key_in
 from duemq_server.timer_service.timers.keyed import Handle, TimerKey
 from duemq_server.timer_service.timers.keys import NOWHERE, Found, KeyList
-from duemq_server.timer_service.timers.rows import Blob, Hashes, Rows, keys_of
+from duemq_server.timer_service.timers.rows import Hashes, Rows, keys_of
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -199,7 +199,7 @@ class HandleSearch:
         for distinct, row in enumerate(rows):
             if row >= 0:
                 self.waiting[self._at[distinct]] = near_timer(scheduler, row)
-        for keys, pieces in _lists(scheduler):
+        for keys, pieces in scheduler.tiers.lists():
             for distinct, found in keys.find_places(self._keys):
                 listed = Listed(keys, found, pieces[found.piece][0])
                 self.waiting[self._at[distinct]] = listed_timer(scheduler, listed)
@@ -252,15 +252,8 @@ def in_lists(scheduler: Scheduler, hashes: Hashes) -> list[tuple[int, Listed]]:
     """Timers of the memtable, and of the one being flushed, by their keys' hashes."""
     return [
         (at, Listed(keys, found, pieces[found.piece][0]))
-        for keys, pieces in _lists(scheduler)
+        for keys, pieces in scheduler.tiers.lists()
         for at, found in keys.find_hashes(hashes)
-    ]
-
-
-def _lists(scheduler: Scheduler) -> list[tuple[KeyList, list[tuple[Rows, Blob]]]]:
-    return [
-        (scheduler.memtable.keys, scheduler.memtable.pieces),
-        (scheduler.frozen, scheduler.flushing),
     ]
 
 
@@ -269,7 +262,7 @@ def listed_timer(scheduler: Scheduler, listed: Listed) -> Waiting | None:
     rows, row = listed.rows, listed.found.row
     if scheduler.tombstones.has(int(rows.source[row]), int(rows.offset[row])):
         return None
-    for keys, pieces in _lists(scheduler):
+    for keys, pieces in scheduler.tiers.lists():
         if keys is listed.keys:
             blob = pieces[listed.found.piece][1]
             start = int(rows.home[row]) - blob.start

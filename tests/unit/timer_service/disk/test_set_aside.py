@@ -31,10 +31,10 @@ def far_world() -> World:
     world.sync()
     while world.housekeep():
         pass
-    while world.scheduler.memtable.rows:
-        flush = world.scheduler.begin_flush(world.now_ms)
+    while world.scheduler.tiers.memtable.rows:
+        flush = world.scheduler.tiers.begin_flush(world.now_ms)
         flush.run()
-        world.scheduler.end_flush(flush)
+        world.scheduler.tiers.end_flush(flush)
     world.checkpoint()
     return world
 
@@ -244,9 +244,9 @@ def test_a_schedule_whose_message_is_lost_goes_on(at: int) -> None:
     world.put("s", plan_of("hours", CatchUp.ALL))
     world.run_until(START_MS + 1_000)
     world.sync()
-    flush = world.scheduler.begin_flush(world.now_ms)
+    flush = world.scheduler.tiers.begin_flush(world.now_ms)
     flush.run()
-    world.scheduler.end_flush(flush)
+    world.scheduler.tiers.end_flush(flush)
     world.checkpoint()
     flip(world, at)
     said = given_up(world)

@@ -26,7 +26,7 @@ ID = b"j" * 16
 
 
 def flush(world: World) -> None:
-    world.run(world.scheduler.begin_flush(world.now_ms))
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
 
 
 def add(world: World, *waits: int, topic: str = "any") -> None:
@@ -171,7 +171,7 @@ def load(world: World) -> None:
 
 
 def evict(world: World) -> None:
-    world.scheduler.evict(0)
+    world.scheduler.tiers.evict(0)
     flush(world)
 
 

@@ -21,7 +21,7 @@ FAR_MS = 20_000  # behind the near window
 
 
 def flush(world: World) -> None:
-    world.run(world.scheduler.begin_flush(world.now_ms))
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
 
 
 def far_world(*waits: int) -> World:
@@ -82,7 +82,7 @@ def test_a_timer_that_is_loaded_and_flushed_again_during_the_look_up_is_looked_f
     world = far_world(FAR_MS)
     cancelling = asked(world, 0)
     load(world)
-    world.scheduler.evict(world.now_ms + 1)
+    world.scheduler.tiers.evict(world.now_ms + 1)
     flush(world)
 
     assert not cancelling.advance(world.now_ms)
@@ -98,7 +98,7 @@ def test_a_timer_that_is_loaded_and_flushed_again_during_the_look_up_is_looked_f
 def test_a_timer_that_left_a_block_and_lies_in_a_younger_one_is_cancelled_there() -> None:
     world = far_world(FAR_MS, FAR_MS + 10_000)  # the second one keeps the block
     load(world)
-    world.scheduler.evict(world.now_ms + 1)
+    world.scheduler.tiers.evict(world.now_ms + 1)
     flush(world)
     assert len(world.scheduler.segments.blocks()) == 2
 

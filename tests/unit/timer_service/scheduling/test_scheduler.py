@@ -76,8 +76,8 @@ def test_what_comes_late_goes_in_front_of_what_is_due_later_and_waits() -> None:
     scheduler = world.scheduler
 
     world.set_away(set())
-    assert scheduler.backlog(START_MS + 250, world.now_ms) == 3
-    assert scheduler.backlog(START_MS + 300, world.now_ms) == 4
+    assert scheduler.parking.backlog(START_MS + 250, world.now_ms) == 3
+    assert scheduler.parking.backlog(START_MS + 300, world.now_ms) == 4
     world.tick()
     batches = [each for lane in scheduler.dispatcher.lanes() for each in lane.unacked]
     due_ms = [due for each in batches for due in (each.due_ms - START_MS).tolist()]
@@ -176,9 +176,9 @@ def test_damaged_frames_are_refused() -> None:
 def test_a_pending_timer_is_cancelled_wherever_it_lies(wait: int, flushed: bool) -> None:
     world = world_with(wait)
     if flushed and wait > 100:
-        flush = world.scheduler.begin_flush(START_MS)
+        flush = world.scheduler.tiers.begin_flush(START_MS)
         flush.run()
-        world.scheduler.end_flush(flush)
+        world.scheduler.tiers.end_flush(flush)
 
     assert world.cancel(0) == CANCELLED
     assert world.cancel(0) == CANCELLED
@@ -223,9 +223,9 @@ def test_a_handle_that_names_no_timer_is_unknown(handle: Cancelled) -> None:
     world = world_with(10, HOUR_MS)
     world.broker.accept([START_MS + 2 * HOUR_MS], 10, "any")
     world.ingest(1)
-    flush = world.scheduler.begin_flush(START_MS)
+    flush = world.scheduler.tiers.begin_flush(START_MS)
     flush.run()
-    world.scheduler.end_flush(flush)
+    world.scheduler.tiers.end_flush(flush)
 
     assert world.cancel_handles([handle]) == [UNKNOWN]
     assert world.scheduler.ledger.cancelled == 0
@@ -391,7 +391,7 @@ def test_what_comes_while_a_herd_fills_memory_gets_the_next_room(
     world.ingest(1)
     while world.housekeep():
         pass
-    assert world.scheduler.memtable.rows == 1  # on disk it would wait behind the herd's
+    assert world.scheduler.tiers.memtable.rows == 1  # on disk it would wait behind the herd's
     world.drain()
 
 
@@ -539,7 +539,7 @@ def test_a_full_disk_leaves_due_timers_where_they_fire_when_it_has_room() -> Non
         with pytest.raises(DiskFull):
             world.scheduler.tick(world.now_ms)
         world.scheduler.check()
-    assert world.scheduler.overdue(world.now_ms) == 2
+    assert world.scheduler.tiers.overdue(world.now_ms) == 2
 
     world.directory.log.disk_full = False
     assert fire(world) == [1, 2]
@@ -666,20 +666,20 @@ def test_a_piece_that_finds_no_room_is_fired_all_the_same() -> None:
 
 def test_overdue_counts_what_is_due_wherever_it_lies() -> None:
     world = world_with(HOUR_MS, 2 * HOUR_MS)
-    assert world.scheduler.overdue(START_MS + HOUR_MS) == 1
+    assert world.scheduler.tiers.overdue(START_MS + HOUR_MS) == 1
 
-    flush = world.scheduler.begin_flush(START_MS)
-    assert world.scheduler.overdue(START_MS + HOUR_MS) == 1
+    flush = world.scheduler.tiers.begin_flush(START_MS)
+    assert world.scheduler.tiers.overdue(START_MS + HOUR_MS) == 1
     flush.run()
-    world.scheduler.end_flush(flush)
-    assert world.scheduler.overdue(START_MS + HOUR_MS) == 1
+    world.scheduler.tiers.end_flush(flush)
+    assert world.scheduler.tiers.overdue(START_MS + HOUR_MS) == 1
     world.now_ms += 2 * HOUR_MS
     world.set_topics([])
     while world.housekeep():
         pass
     world.tick()
     assert world.scheduler.dispatcher.waiting == 2
-    assert world.scheduler.overdue(world.now_ms) == 2
+    assert world.scheduler.tiers.overdue(world.now_ms) == 2
 
 
 def test_a_refused_batch_is_tried_again_later() -> None:

@@ -103,7 +103,7 @@ def looked_up(world: World, change: Change) -> Change:
 
 
 def flush(world: World) -> None:
-    world.run(world.scheduler.begin_flush(world.now_ms))
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
 
 
 def load(world: World) -> None:
@@ -136,7 +136,7 @@ def nothing(world: World) -> None:
 
 def load_and_flush(world: World) -> None:
     load(world)
-    world.scheduler.evict(0)
+    world.scheduler.tiers.evict(0)
     flush(world)
 
 
@@ -173,7 +173,7 @@ def test_one_that_fired_during_the_look_up_is_not(far: World) -> None:
 
 def test_what_is_in_a_flush_is_found(far: World) -> None:
     assert decided(far, scheduling(far, "other")) == [SCHEDULED]
-    job = far.scheduler.begin_flush(far.now_ms)
+    job = far.scheduler.tiers.begin_flush(far.now_ms)
 
     assert decided(far, scheduling(far, "other", if_absent=True)) == [EXISTS]
     assert decided(far, scheduling(far, "other")) == [REPLACED]

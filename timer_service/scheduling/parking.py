@@ -1,0 +1,79 @@
+"""Due timers that cannot go lie on disk while memory is short.
+
+Owned by: Scheduler.  It has no state of its own.  No clock, no I/O.
+
+A target whose broker is away, or whose topic is held, is stuck.  Its timers are parked when memory
+is short: written to blocks of the target's own, and loaded when they could be sent.  When to do
+which says housekeeping.py.
+"""
+
+from __future__ import annotations
+
+from duemq_server.timer_service.far.far_segments import Flush
+from duemq_server.timer_service.far.numbering import Numbering
+from duemq_server.timer_service.scheduling.dispatch import Dispatcher
+from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number
+from duemq_server.timer_service.scheduling.tiers import Tiers
+from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.log_entries import TargetId
+from duemq_server.timer_service.timers.near import Near
+
+PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
+
+
+class Parking:
+    """Says what waits for nothing, and takes it out of memory."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        dispatcher: Dispatcher,
+        holds: Holds,
+        numbers: Numbering,
+        near: Near,
+        tiers: Tiers,
+    ) -> None:
+        self._limits = limits
+        self._dispatcher = dispatcher
+        self._holds = holds
+        self._numbers = numbers
+        self._near = near
+        self._tiers = tiers
+
+    def stuck(self, now_ms: int) -> int | None:
+        """The target with the most due timers of those that do not go."""
+        waiting = {
+            target: self._dispatcher.waiting_for(target)
+            for target in self._dispatcher.turns()
+            if self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
+        }
+        return max(waiting, key=lambda target: waiting[target], default=None)
+
+    def backlog(self, due_ms: int, now_ms: int) -> int:
+        """Timers due by `due_ms` that wait and go, one batch after the other."""
+        return sum(
+            self._waiting_by(target, due_ms)
+            for target in self._dispatcher.turns()
+            if not self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
+        )
+
+    def _waiting_by(self, target: int, due_ms: int) -> int:
+        if self._dispatcher.latest_ms(target) <= due_ms:
+            return self._dispatcher.waiting_for(target)
+        due = self._near.table.due_ms[self._dispatcher.ids_of(target)]
+        return int((due <= due_ms).sum())
+
+    def begin(self, target: int, now_ms: int) -> Flush | None:
+        """Takes due timers of a target out of memory, into a job; None: all were cancelled."""
+        self._tiers.check_idle()  # nothing is taken yet
+        ids = self._near.live(self._dispatcher.take(target, PARK_ROWS_MAX))
+        return self._tiers.begin_park(ids, self._numbers.targets[target], now_ms)
+
+    def can_unpark(self, target: TargetId, now_ms: int) -> bool:
+        """Whether parked timers of a target could be sent now."""
+        waiting = self._dispatcher.waiting_for(self._numbers.number_target(target))
+        if waiting >= self._limits.tick_rows_max:
+            return False
+        if room_number(target) is not None:
+            return not self._holds.holds_room(target)
+        return self._dispatcher.choose(target, now_ms) is not None
