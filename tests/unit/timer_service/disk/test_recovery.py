@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.property.timer_world import START_MS, World
+import numpy as np
+import pytest
+
+from duemq.errors import Corrupt
+from duemq_server.storage.errors import CorruptFile, CorruptLog
+from duemq_server.timer_service.disk.data_directory import open_directory
+from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.log_entries import Dispatched
+from tests.property.timer_world import DATA, LIMITS, SOURCE, START_MS, World
+from tests.unit.timer_service.scheduling.test_scheduler import HOUR_MS, fire, world_with
 
 
 def test_what_was_stored_after_the_checkpoint_counts_for_nothing_any_more() -> None:
@@ -27,3 +36,95 @@ def test_what_was_stored_after_the_checkpoint_counts_for_nothing_any_more() -> N
     assert [batch.count for batch in lane.unacked] == [1]
     assert lane.unacked_bytes == waiting
     assert world.scheduler.dispatcher.peer(lane.id.broker).unacked_bytes == waiting
+
+
+def test_a_damaged_checkpoint_refuses_to_start() -> None:
+    world = world_with(10)
+    world.checkpoint()
+    world.disk.flip(f"{DATA}/checkpoint", 100)
+
+    with pytest.raises(CorruptFile, match="checkpoint"):
+        open_directory(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_damage_in_the_log_before_the_checkpoint_refuses_to_start() -> None:
+    world = world_with(5_000, body_bytes=50)
+    world.checkpoint()
+    [held] = world.directory.housekeeper.save(START_MS).state.held
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    world.sync()
+    world.disk.flip(f"{DATA}/log/{0:020d}", held.home.position + held.start)
+
+    with pytest.raises(CorruptLog, match="CRC"):
+        open_directory(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None:
+    world = world_with(5_000)
+    world.checkpoint()
+    world.disk.chop(f"{DATA}/log/{0:020d}", 8)
+
+    with pytest.raises(Corrupt, match="acknowledged timers are gone"):
+        open_directory(DATA, world.disk, LIMITS, START_MS)
+
+
+def dispatch_again(world: World, offsets: list[int]) -> int:
+    """Writes what a release wrote that handed timers out twice; where."""
+    lane = next(lane for lane in world.scheduler.dispatcher.lanes() if lane.next_sequence)
+    dispatched = Dispatched(
+        lane.id,
+        lane.epoch,
+        lane.next_sequence,
+        [SOURCE],
+        np.array(offsets, dtype=np.int64),
+        np.zeros(len(offsets), dtype=np.uint16),
+    )
+    parts = [log_entries.encode_dispatch(dispatched)]
+    position, _ = world.directory.log.append(log_entries.DISPATCH, parts)
+    return position
+
+
+@pytest.mark.parametrize("others", [[], [2]])
+def test_a_timer_that_a_log_dispatches_twice_is_sent_once_and_others_are_not_lost(
+    others: list[int],
+) -> None:
+    world = world_with(0, 0, HOUR_MS, topic="keyed")
+    world.tick()
+    dispatch_again(world, [0, *others])
+    world.sync()
+
+    world.kill()
+
+    assert world.scheduler.ledger.fired == 2 + len(others)
+    world.broker.decided.update(others)
+    world.drain()
+    assert set(world.broker.delivered) == {0, 1, 2}
+
+
+def test_a_dispatched_timer_that_is_nowhere_but_stored_is_no_loss(caplog) -> None:
+    world = world_with(0, HOUR_MS, topic="keyed")
+    fire(world)
+    world.checkpoint()
+    position = dispatch_again(world, [0])
+    world.directory.log.append(log_entries.ACK, [log_entries.encode_ack([position])])
+    world.sync()
+
+    world.kill()
+
+    assert "1 dispatched timers are nowhere to be found" in caplog.text
+    world.drain()
+    assert set(world.broker.delivered) == {0, 1}
+
+
+def test_a_dispatched_timer_that_is_nowhere_refuses_to_start_and_says_what_to_do() -> None:
+    world = world_with(0, HOUR_MS, topic="keyed")
+    fire(world)
+    world.checkpoint()
+    position = dispatch_again(world, [0])
+    world.sync()
+
+    told = rf"{DATA}: 1 timers .* {DATA}/segments.* {position} \(.*keyed.* set-aside"
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=told):
+            open_directory(DATA, world.disk, LIMITS, START_MS)

@@ -15,7 +15,7 @@ from duemq_server.timer_service.__main__ import main
 from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
 from tests.property.schedule_world import ScheduleWorld, plan_of
 from tests.property.timer_world import DATA, LIMITS, START_MS, World
-from tests.unit.timer_service.scheduling.test_scheduler import dispatch_again
+from tests.unit.timer_service.disk.test_recovery import dispatch_again
 
 HOUR_MS = 3_600_000
 TIMERS = 60

@@ -1,21 +1,15 @@
 import dataclasses
 
-import numpy as np
 import pytest
 
 from duemq.errors import Corrupt, OffsetOutOfRange
-from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
-from duemq_server.timer_service.disk import housekeeping
-from duemq_server.timer_service.disk.data_directory import open_directory
-from duemq_server.timer_service.scheduling import dispatch, scheduler
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
 from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
-from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.limits import AHEAD_MS
-from duemq_server.timer_service.timers.log_entries import Cancelled, Dispatched
+from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.property.timer_world import (
     BROKER,
-    DATA,
     LIMITS,
     SOURCE,
     START_MS,
@@ -299,102 +293,6 @@ def test_a_lane_that_the_broker_forgot_goes_on_under_a_new_epoch_across_restarts
     assert {epoch for _, epoch in world.broker.lanes} == {0, 1}
 
 
-def test_timers_of_a_dead_target_leave_memory_and_hold_up_no_other() -> None:
-    world = World()
-    world.set_topics(["any"])
-    for _ in range(10):
-        world.broker.accept([START_MS] * 20, 100, "keyed")
-        world.ingest(1)
-        world.tick()
-        world.sync()
-        while world.housekeep():
-            pass
-    assert len(world.scheduler.near) <= LIMITS.near_rows_max
-    assert world.scheduler.segments.parked()
-
-    world.broker.accept([START_MS], 10, "any")
-    world.ingest(1)
-    while world.housekeep():
-        pass
-    assert fire(world) == [200]
-    world.kill()
-    world.drain()
-
-
-def herd(world: World, count: int) -> None:
-    """So many timers for one queue, due within some milliseconds from now on."""
-    due_ms = [world.now_ms + 1 + n // 4 for n in range(count)]
-    world.broker.accept(due_ms, 100, "keyed")
-    world.ingest(1)
-
-
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a hundred timers fill a lane."""
-    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
-    monkeypatch.setattr(dispatch, "SMALL_ROWS", 1)
-
-
-def test_a_herd_at_a_busy_broker_comes_in_due_order_and_stays_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small_batches(monkeypatch)
-    world = World()
-    herd(world, 99)
-    came: list[int] = []
-    for n in range(100):
-        world.now_ms += 10
-        if n % 4 != 3:
-            world.tick()
-            world.sync()
-        else:  # answers come now and then
-            came += fire(world)
-        world.housekeep()
-        assert not world.scheduler.segments.parked()
-    assert came == list(range(99))
-
-
-def test_what_is_due_on_disk_waits_there_behind_a_herd_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(housekeeping, "BACKLOG", 30)
-    small_batches(monkeypatch)
-    world = World()
-    world.broker.accept([START_MS + 20_000] * 10, 100, "keyed")
-    world.ingest(1)
-    world.flush()
-    world.now_ms += 15_000
-    herd(world, 80)
-    world.now_ms += 5_000
-    world.tick()
-    while world.housekeep():
-        pass
-    assert world.scheduler.segments.pending == 10
-    came = []
-    while len(came) < 90:
-        world.now_ms += 10
-        came += fire(world)
-        world.housekeep()
-    assert came[:60] == [*range(10, 70)]
-    assert sorted(came) == [*range(90)]
-
-
-def test_what_comes_while_a_herd_fills_memory_gets_the_next_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small_batches(monkeypatch)
-    world = World()
-    herd(world, 90)
-    world.now_ms += 30
-    world.tick()  # its lane is full
-    assert world.scheduler.near.bytes > 0.9 * LIMITS.near_bytes_max
-    world.broker.accept([world.now_ms], 1_000, "any")
-    world.ingest(1)
-    while world.housekeep():
-        pass
-    assert world.scheduler.tiers.memtable.rows == 1  # on disk it would wait behind the herd's
-    world.drain()
-
-
 def test_the_log_does_not_grow_with_what_is_done() -> None:
     world = World()
     for _ in range(3):
@@ -429,37 +327,6 @@ def test_timers_that_stay_in_memory_do_not_keep_the_log() -> None:
     world.drain()
 
 
-def test_a_damaged_checkpoint_refuses_to_start() -> None:
-    world = world_with(10)
-    world.checkpoint()
-    world.disk.flip(f"{DATA}/checkpoint", 100)
-
-    with pytest.raises(CorruptFile, match="checkpoint"):
-        open_directory(DATA, world.disk, LIMITS, START_MS)
-
-
-def test_damage_in_the_log_before_the_checkpoint_refuses_to_start() -> None:
-    world = world_with(5_000, body_bytes=50)
-    world.checkpoint()
-    [held] = world.directory.housekeeper.save(START_MS).state.held
-    world.broker.accept([START_MS], 10, "any")
-    world.ingest(1)
-    world.sync()
-    world.disk.flip(f"{DATA}/log/{0:020d}", held.home.position + held.start)
-
-    with pytest.raises(CorruptLog, match="CRC"):
-        open_directory(DATA, world.disk, LIMITS, START_MS)
-
-
-def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None:
-    world = world_with(5_000)
-    world.checkpoint()
-    world.disk.chop(f"{DATA}/log/{0:020d}", 8)
-
-    with pytest.raises(Corrupt, match="acknowledged timers are gone"):
-        open_directory(DATA, world.disk, LIMITS, START_MS)
-
-
 def test_a_frame_that_is_not_timed_is_refused() -> None:
     world = World()
     data = timer_frame(0, [], [])
@@ -467,67 +334,6 @@ def test_a_frame_that_is_not_timed_is_refused() -> None:
     assert world.scheduler.ingest(SOURCE, BROKER, b"", START_MS).timers == 0
     with pytest.raises(Corrupt):
         world.scheduler.ingest(SOURCE, BROKER, data[:-8], START_MS)
-
-
-def dispatch_again(world: World, offsets: list[int]) -> int:
-    """Writes what a release wrote that handed timers out twice; where."""
-    lane = next(lane for lane in world.scheduler.dispatcher.lanes() if lane.next_sequence)
-    dispatched = Dispatched(
-        lane.id,
-        lane.epoch,
-        lane.next_sequence,
-        [SOURCE],
-        np.array(offsets, dtype=np.int64),
-        np.zeros(len(offsets), dtype=np.uint16),
-    )
-    parts = [log_entries.encode_dispatch(dispatched)]
-    position, _ = world.directory.log.append(log_entries.DISPATCH, parts)
-    return position
-
-
-@pytest.mark.parametrize("others", [[], [2]])
-def test_a_timer_that_a_log_dispatches_twice_is_sent_once_and_others_are_not_lost(
-    others: list[int],
-) -> None:
-    world = world_with(0, 0, HOUR_MS, topic="keyed")
-    world.tick()
-    dispatch_again(world, [0, *others])
-    world.sync()
-
-    world.kill()
-
-    assert world.scheduler.ledger.fired == 2 + len(others)
-    world.broker.decided.update(others)
-    world.drain()
-    assert set(world.broker.delivered) == {0, 1, 2}
-
-
-def test_a_dispatched_timer_that_is_nowhere_but_stored_is_no_loss(caplog) -> None:
-    world = world_with(0, HOUR_MS, topic="keyed")
-    fire(world)
-    world.checkpoint()
-    position = dispatch_again(world, [0])
-    world.directory.log.append(log_entries.ACK, [log_entries.encode_ack([position])])
-    world.sync()
-
-    world.kill()
-
-    assert "1 dispatched timers are nowhere to be found" in caplog.text
-    world.drain()
-    assert set(world.broker.delivered) == {0, 1}
-
-
-def test_a_dispatched_timer_that_is_nowhere_refuses_to_start_and_says_what_to_do() -> None:
-    world = world_with(0, HOUR_MS, topic="keyed")
-    fire(world)
-    world.checkpoint()
-    position = dispatch_again(world, [0])
-    world.sync()
-
-    told = rf"{DATA}: 1 timers .* {DATA}/segments.* {position} \(.*keyed.* set-aside"
-    for _ in range(2):
-        with pytest.raises(Corrupt, match=told):
-            open_directory(DATA, world.disk, LIMITS, START_MS)
 
 
 def test_a_full_disk_leaves_due_timers_where_they_fire_when_it_has_room() -> None:
@@ -612,74 +418,6 @@ def test_a_start_in_the_head_start_sends_nothing_early(passed_ms: int) -> None:
     assert [batch.ready_ms for batch in lane.unacked] == [START_MS + AHEAD_MS]
     world.send()
     assert len(world.broker.delivered) == (2 if passed_ms >= AHEAD_MS else 0)
-
-
-def test_sooner_timers_find_room_after_the_clock_went_back() -> None:
-    world = World()
-    world.now_ms += HOUR_MS
-    world.tick()
-    world.now_ms -= HOUR_MS
-    world.broker.accept([START_MS + 9_000] * LIMITS.near_rows_max, 10, "any")
-    world.ingest(1)
-    world.broker.accept([START_MS + 1_000] * 20, 10, "any")
-    world.ingest(1)
-    for _ in range(10):
-        world.now_ms += 100
-        while world.housekeep():
-            pass
-
-    assert fire(world) == list(range(100, 120))
-
-
-def test_large_timers_of_a_dead_target_hold_up_no_other() -> None:
-    """Too few to be worth a flush, but memory is full of them."""
-    world = World()
-    world.set_topics(["any"])
-    world.broker.accept([START_MS] * 3, LIMITS.near_bytes_max // 3, "keyed")
-    world.ingest(1)
-    world.tick()
-    world.broker.accept([START_MS + 100], 10, "any")
-    world.ingest(1)
-    world.now_ms += 100
-    while world.housekeep():
-        pass
-
-    assert fire(world) == [3]
-
-
-def test_a_piece_that_finds_no_room_is_fired_all_the_same() -> None:
-    """Memory is not short, nothing in it can give way, and a piece of the memtable is too large."""
-    limits = dataclasses.replace(LIMITS, memtable_bytes_max=1 << 20)
-    world = World(limits=limits)
-    world.set_topics(["any"])
-    world.broker.accept([START_MS], 5_000, "keyed")
-    world.ingest(1)
-    world.tick()
-    world.broker.accept([START_MS + 11_000] * 8, 1_000, "any")
-    world.ingest(1)
-    world.now_ms += 11_000
-    while world.housekeep():
-        pass
-
-    assert fire(world) == list(range(1, 9))
-
-
-def test_overdue_counts_what_is_due_wherever_it_lies() -> None:
-    world = world_with(HOUR_MS, 2 * HOUR_MS)
-    assert world.scheduler.tiers.overdue(START_MS + HOUR_MS) == 1
-
-    flush = world.scheduler.tiers.begin_flush(START_MS)
-    assert world.scheduler.tiers.overdue(START_MS + HOUR_MS) == 1
-    flush.run()
-    world.scheduler.tiers.end_flush(flush)
-    assert world.scheduler.tiers.overdue(START_MS + HOUR_MS) == 1
-    world.now_ms += 2 * HOUR_MS
-    world.set_topics([])
-    while world.housekeep():
-        pass
-    world.tick()
-    assert world.scheduler.dispatcher.waiting == 2
-    assert world.scheduler.tiers.overdue(world.now_ms) == 2
 
 
 def test_a_refused_batch_is_tried_again_later() -> None:

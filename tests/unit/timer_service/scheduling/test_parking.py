@@ -1,0 +1,135 @@
+import pytest
+
+from duemq.errors import InvariantError
+from duemq_server.timer_service.disk import housekeeping
+from duemq_server.timer_service.scheduling import dispatch, scheduler
+from tests.property.timer_world import LIMITS, START_MS, World
+from tests.unit.timer_service.scheduling.test_scheduler import HOUR_MS, fire, world_with
+
+
+def test_timers_of_a_dead_target_leave_memory_and_hold_up_no_other() -> None:
+    world = World()
+    world.set_topics(["any"])
+    for _ in range(10):
+        world.broker.accept([START_MS] * 20, 100, "keyed")
+        world.ingest(1)
+        world.tick()
+        world.sync()
+        while world.housekeep():
+            pass
+    assert len(world.scheduler.near) <= LIMITS.near_rows_max
+    assert world.scheduler.segments.parked()
+
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    while world.housekeep():
+        pass
+    assert fire(world) == [200]
+    world.kill()
+    world.drain()
+
+
+def test_large_timers_of_a_dead_target_hold_up_no_other() -> None:
+    """Too few to be worth a flush, but memory is full of them."""
+    world = World()
+    world.set_topics(["any"])
+    world.broker.accept([START_MS] * 3, LIMITS.near_bytes_max // 3, "keyed")
+    world.ingest(1)
+    world.tick()
+    world.broker.accept([START_MS + 100], 10, "any")
+    world.ingest(1)
+    world.now_ms += 100
+    while world.housekeep():
+        pass
+
+    assert fire(world) == [3]
+
+
+def herd(world: World, count: int) -> None:
+    """So many timers for one queue, due within some milliseconds from now on."""
+    due_ms = [world.now_ms + 1 + n // 4 for n in range(count)]
+    world.broker.accept(due_ms, 100, "keyed")
+    world.ingest(1)
+
+
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a hundred timers fill a lane."""
+    monkeypatch.setattr(scheduler, "BATCH_ROWS_MAX", 3)
+    monkeypatch.setattr(dispatch, "SMALL_ROWS", 1)
+
+
+def test_a_herd_at_a_busy_broker_comes_in_due_order_and_stays_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_batches(monkeypatch)
+    world = World()
+    herd(world, 99)
+    came: list[int] = []
+    for n in range(100):
+        world.now_ms += 10
+        if n % 4 != 3:
+            world.tick()
+            world.sync()
+        else:  # answers come now and then
+            came += fire(world)
+        world.housekeep()
+        assert not world.scheduler.segments.parked()
+    assert came == list(range(99))
+
+
+def test_what_is_due_on_disk_waits_there_behind_a_herd_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(housekeeping, "BACKLOG", 30)
+    small_batches(monkeypatch)
+    world = World()
+    world.broker.accept([START_MS + 20_000] * 10, 100, "keyed")
+    world.ingest(1)
+    world.flush()
+    world.now_ms += 15_000
+    herd(world, 80)
+    world.now_ms += 5_000
+    world.tick()
+    while world.housekeep():
+        pass
+    assert world.scheduler.segments.pending == 10
+    came = []
+    while len(came) < 90:
+        world.now_ms += 10
+        came += fire(world)
+        world.housekeep()
+    assert came[:60] == [*range(10, 70)]
+    assert sorted(came) == [*range(90)]
+
+
+def test_what_comes_while_a_herd_fills_memory_gets_the_next_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_batches(monkeypatch)
+    world = World()
+    herd(world, 90)
+    world.now_ms += 30
+    world.tick()  # its lane is full
+    assert world.scheduler.near.bytes > 0.9 * LIMITS.near_bytes_max
+    world.broker.accept([world.now_ms], 1_000, "any")
+    world.ingest(1)
+    while world.housekeep():
+        pass
+    assert world.scheduler.tiers.memtable.rows == 1  # on disk it would wait behind the herd's
+    world.drain()
+
+
+def test_nothing_is_taken_to_be_parked_while_a_flush_runs() -> None:
+    world = world_with(0, HOUR_MS)
+    world.set_topics([])
+    world.tick()
+    flush = world.scheduler.tiers.begin_flush(START_MS)
+    [target] = world.scheduler.dispatcher.turns()
+    with pytest.raises(InvariantError, match="a flush is running"):
+        world.scheduler.parking.begin(target, START_MS)
+
+    assert world.scheduler.dispatcher.waiting == 1
+    flush.run()
+    world.scheduler.tiers.end_flush(flush)
+    world.set_topics(["any"])
+    assert fire(world) == [0]
