@@ -22,7 +22,7 @@ PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target i
 
 
 class Parking:
-    """Says what waits for nothing, and takes it out of memory."""
+    """Says which due timers cannot go, and how many can; takes the former out of memory."""
 
     def __init__(
         self,
