@@ -58,6 +58,11 @@ SINGLES = 2_000
 CALLERS = 16
 
 
+async def _nobody(*_: object) -> list[Any]:
+    """What other shards say: there are none."""
+    return []
+
+
 def dues_of(queue_id: int, base: int, began_ms: int) -> Any:
     """Due times of a frame, the same at each run."""
     draw = np.random.default_rng((queue_id, base))
@@ -155,10 +160,12 @@ class Bench:
         self._pending = pending
         self._began_ms = began_ms
         links: Any = SimpleNamespace(
-            check_may_answer=lambda _: None, why_not_arrived=lambda _: "has not arrived"
+            check_may_answer=lambda _: None,
+            why_not_arrived=lambda _: "has not arrived",
+            place=SimpleNamespace(has=lambda _: True),
         )
-        settings: Any = SimpleNamespace(shard=0, shards=1)
-        self._requests = CancelRequests(shard, links, settings)
+        others: Any = SimpleNamespace(there=False, each=_nobody)
+        self._requests = CancelRequests(shard, links, others)
 
     async def fill(self) -> None:
         began = time.perf_counter()
