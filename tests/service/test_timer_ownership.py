@@ -33,7 +33,7 @@ from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.set_aside import set_aside
 from duemq_server.timer_service import firing
 from duemq_server.timer_service.edge import broker_link, broker_links, fire_stream
-from duemq_server.timer_service.scheduling import scheduler
+from duemq_server.timer_service.scheduling import fire_lane
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
@@ -409,13 +409,13 @@ async def test_what_can_never_be_stored_is_a_dead_letter_and_the_rest_goes_on(
 ) -> None:
     async with running_shard(cluster, tmp_path) as shard:
         await until(lambda: granted(shard))
-        real = scheduler.fired
+        real = fire_lane.fired
 
         def spoiled(slices: Iterable[Any]) -> tuple[list[bytes], Any]:
             pieces, sizes = real(slices)
             return pieces, sizes + 1 if b"bad" in b"".join(pieces) else sizes
 
-        monkeypatch.setattr(scheduler, "fired", spoiled)
+        monkeypatch.setattr(fire_lane, "fired", spoiled)
         await send(cluster, [b"bad"], [0], queue_id=1)
         await send(cluster, [b"good"], [0], queue_id=1)
         await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
