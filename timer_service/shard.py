@@ -250,20 +250,20 @@ class Shard:
         *,
         fire: bool = False,
         elsewhere: Collection[Handle | TimerKey] = (),
+        not_yet: Collection[Handle | TimerKey] = (),
     ) -> list[RescheduleResult]:
         """Gives timers other due times, one a timer; each gets a new handle.
 
         `fire`: these are now, and the old handles are from then on those of timers that fired.
-        `elsewhere`: other shards have these; UNKNOWN here.
+        `elsewhere`: other shards have these; UNKNOWN here.  `not_yet`: these count as not arrived.
 
         Waits for none to arrive: an error Unavailable says that it has not, also when the request
         comes again.  Raises as `schedule`, and InvalidArgument for a timer that is named twice,
         TooLarge for bodies that are too large together.
         """
         request = RequestKey(request_id)
-        change = Rescheduling(
-            self.scheduler, request, timers, due_ms, fire=fire, elsewhere=elsewhere
-        )
+        asked = self.scheduler, request, timers, due_ms
+        change = Rescheduling(*asked, fire=fire, elsewhere=elsewhere, not_yet=not_yet)
         decided = await self._decide(change, {RESCHEDULED, FIRED, UNKNOWN, NOT_YET})
         return [
             RescheduleResult("", error=_not_arrived(timer))

@@ -415,17 +415,88 @@ async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
     inspector = timer_inspector_pb2_grpc.TimerInspectorStub(shards.running[0].connection)
     get = timer_inspector_pb2.GetTimersRequest(handles=[theirs])
     assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"theirs"]
-    reschedule = timer_pb2.RescheduleRequest(
-        request_id=b"r" * 16,
-        timers=[timer_pb2.TimerRef(handle=theirs)],
-        delays_ms=[2 * HOUR_MS],
+    [result] = await shards.running[0].cancel(theirs)
+    assert result.outcome == timer_pb2.CANCELLED
+    assert await shards.pending() == 2
+
+
+async def test_a_reschedule_has_no_second_part_for_what_came_to_another_shard_meanwhile(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That shard would answer it as the first one, which has the same id."""
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    second = await shards.start(1, 2)
+    await until(lambda: second.service._links.waiting == 4)
+    others = second.service._others
+    await until(lambda: len(others.alive) == 1)
+    due_ms = old.due_ms + HOUR_MS
+    new = message_pb2.TimerHandle(
+        store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
     )
-    answers = [await shards.running[0].stub.Reschedule(reschedule) for _ in range(2)]
+    request = timer_pb2.RescheduleRequest(
+        request_id=b"1" * 16,
+        timers=[timer_pb2.TimerRef(handle=each) for each in (old, new)],
+        delays_ms=[HOUR_MS // 2],
+    )
+    locate = others.locate
+
+    async def comes_meanwhile(*asked: Any) -> Located:
+        monkeypatch.setattr(others, "locate", locate)
+        located = await locate(*asked)
+        assert located.shards.keys() == {0}
+        made = batch(TOPIC, [b"new"], due_ms=[due_ms], queue_id=1, producer_id=0)
+        await cluster.clients["b0"].send(made)
+        await shards.running[0].until(lambda stats: stats.pending == 2)
+        await shards.start(0, 2)
+        await send_to(cluster, 1, b"newest", HOUR_MS)
+        await second.until(lambda stats: stats.pending == 1)
+        await until(lambda: len(others.alive) == 1)
+        return Located({0: others.alive[0]}, {})
+
+    monkeypatch.setattr(others, "locate", comes_meanwhile)
+    answers = [await second.stub.Reschedule(request) for _ in range(2)]
     assert answers[0] == answers[1]
     assert answers[0].results[0].outcome == timer_pb2.RESCHEDULED
-    [result] = await shards.running[0].cancel(theirs)  # its old handle's
-    assert result.outcome == timer_pb2.CANCELLED
+    assert answers[0].results[1].error.code == ErrorCode.UNAVAILABLE
+    request.request_id = b"2" * 16
+    results = (await second.stub.Reschedule(request)).results
+    outcomes = [each.outcome for each in results]
+    assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN, timer_pb2.RESCHEDULED]
     assert await shards.pending() == 3
+
+
+async def test_nothing_is_unknown_before_the_broker_that_it_came_from_has_told_who_is_there(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker has told that nobody is."""
+    handle = await shrunk(cluster, shards)
+    await stopped_long_ago(cluster, shards, 1)
+    links = (await shards.start(0, 1)).service._links
+    await until(lambda: bool(links.holders))
+    await until(lambda: not shards.running[0].service._others.alive)
+    link = links.by_name["b0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.running[0].service._others, "holders", list)  # the other one's
+        patch.setattr(broker_link, "CLAIM_INTERVAL_S", 3600.0)
+        holders, link.holders = link.holders, None
+        [result] = await shards.running[0].cancel(handle)
+        link.holders = holders
+    assert result.error.code == ErrorCode.UNAVAILABLE
+    assert "broker b0 has not told yet" in result.error.message
+
+
+async def test_a_shard_of_the_same_number_does_not_answer_for_another_data_directory() -> None:
+    routes = RouteCache()
+    twin = TimerShard("t1", "127.0.0.1:1", 1, 2, store_id=8)
+    routes.apply(Update(whole=True, timers=(twin,)))
+    others = OtherShards(routes, "t0", place_of(0, 2))
+    assert not others._away()
+    others.holders = lambda: [broker_pb2.TimerService(id=8, name="t1", shard=1, shards=2)]
+    assert not others._away()
+    others.holders = lambda: [broker_pb2.TimerService(id=9, name="t1", shard=1, shards=2)]
+    assert others._away() == ["t1 (shard 1)"]
 
 
 class Request(NamedTuple):

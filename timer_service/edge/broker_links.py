@@ -114,12 +114,22 @@ class BrokerLinks:
         return self._shard.scheduler.ledger.empty and self._shard.log_loop.position >= end
 
     @property
-    def holders(self) -> dict[int, str] | None:
-        """Names of other services that may hold timers, by shard; None: no broker has told yet."""
+    def holders(self) -> list[broker_pb2.TimerService] | None:
+        """Other services that may hold timers; None: no broker has told yet."""
         told = [link.holders for link in self.by_name.values() if link.holders is not None]
         if not (told or self.refusals):
             return None
-        return {each.shard: each.name for those in told for each in those}
+        return [each for those in told for each in those]
+
+    def untold(self) -> dict[int, str]:
+        """Brokers that have not told yet who may hold timers of theirs, by store.
+
+        Of stores that timers came from.  A broker need not know who holds another one's.
+        """
+        links = self.by_name.values()
+        told = {link.broker.store_id for link in links if link.holders is not None}
+        brokers = self._shard.scheduler.numbers.brokers
+        return {store_id: brokers[store_id] for store_id in brokers.keys() - told}
 
     async def learn(self, key_shards: int) -> None:
         """A broker says what timer keys are divided over."""

@@ -90,7 +90,8 @@ class ScheduleRequests:
         """Raises DuemqErrors, as of the rpc.
 
         What other shards have is passed on once this one has written down, with its own part, that
-        it is theirs.  So a repeat passes on the same, whatever arrived at them meanwhile.
+        it is theirs.  So a repeat passes on the same, whatever arrived at them meanwhile; and each
+        of them gets its part in one piece, by the request's id.
         """
         check_request_id(request.request_id)
         self._links.check_may_serve()
@@ -106,11 +107,9 @@ class ScheduleRequests:
         for each in named:
             if isinstance(each, Unavailable):
                 raise each  # it may be allowed later: the request stands for all or none
-        decided = await self._rescheduled(request, named, dues, elsewhere)
+        nowhere = set(names.open) - elsewhere.shards.keys()
+        decided = await self._rescheduled(request, named, dues, elsewhere, nowhere)
         passed = await self._pass_on(request, dues, _theirs(elsewhere, decided))
-        passed |= await self._pass_on(
-            request, dues, await self._moved(request, names, decided, passed)
-        )
         response = timer_pb2.RescheduleResponse()
         for at, each in enumerate(named):
             if isinstance(each, DuemqError):
@@ -123,23 +122,10 @@ class ScheduleRequests:
         """Which of the timers other shards have.  Raises Unavailable if one of them is away."""
         given = [each.handle for each in request.timers]
         places = [at for at, handle in enumerate(given) if handle.store_id]
-        return _there(await names.elsewhere(given, places))
-
-    async def _moved(
-        self,
-        request: timer_pb2.RescheduleRequest,
-        names: TimerNames,
-        decided: Mapping[int, RescheduleResult],
-        passed: Collection[int],
-    ) -> Located:
-        """Which of those that are UNKNOWN here other shards have after all.  Raises Unavailable."""
-        given = [each.handle for each in request.timers]
-        unknown = [
-            at
-            for at, result in decided.items()
-            if result.outcome == UNKNOWN and at not in passed and given[at].store_id
-        ]
-        return _there(await names.moved(given, unknown))
+        elsewhere = await names.elsewhere(given, places)
+        for error in elsewhere.missing.values():
+            raise error
+        return elsewhere
 
     async def _rescheduled(
         self,
@@ -147,8 +133,13 @@ class ScheduleRequests:
         named: Sequence[Handle | TimerKey | DuemqError],
         dues: Sequence[int],
         elsewhere: Located,
+        nowhere: Collection[int],
     ) -> Mapping[int, RescheduleResult]:
-        """This shard's decision, by place; none if all of the timers are others'."""
+        """This shard's decision, by place; none if all of the timers are others'.
+
+        `nowhere`: places of what nobody had.  It may have come to another shard since, and this
+        one have got the queue behind it: so it has not arrived, and is not UNKNOWN.
+        """
         asked = {at: each for at, each in enumerate(named) if not isinstance(each, DuemqError)}
         before = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
         if before is None and not asked.keys() - elsewhere.shards.keys():
@@ -159,6 +150,7 @@ class ScheduleRequests:
             [dues[at] for at in asked],
             fire=request.fire_now,
             elsewhere={asked[at] for at in elsewhere.shards},
+            not_yet={asked[at] for at in nowhere if at in asked},
         )
         return dict(zip(asked, results, strict=True))
 
@@ -252,13 +244,6 @@ _RESCHEDULED = {
     "FIRED": timer_pb2.RESCHEDULE_FIRED,
     "UNKNOWN": timer_pb2.RESCHEDULE_UNKNOWN,
 }
-
-
-def _there(located: Located) -> Located:
-    """Raises Unavailable if a shard is away that may have one."""
-    for error in located.missing.values():
-        raise error
-    return located
 
 
 def _theirs(elsewhere: Located, decided: Mapping[int, RescheduleResult]) -> Located:

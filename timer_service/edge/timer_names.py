@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from duemq.errors import DuemqError, InvalidArgument, Unavailable
@@ -28,20 +28,29 @@ class TimerNames:
         self._others = others
         self._sources: dict[tuple[int, int], SourceId | DuemqError] = {}
         self._here: dict[tuple[int, int], _Here] = {}
+        self.open: list[int] = []
+        """Places that `elsewhere` asked others about, of what may come yet, here or there."""
 
     async def elsewhere(
         self, given: Sequence[message_pb2.TimerHandle], places: Sequence[int] | None = None
     ) -> Located:
         """Which of these timers other shards have; of those at `places`, or of all."""
-        if not self._others.there:
+        untold = self._links.untold()
+        if not (untold or self._others.there):
             return NOWHERE_ELSE
         asked: list[int] = []
+        past: list[int] = []
         for at in range(len(given)) if places is None else places:
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
-            if not self._is_here(given[at]):
-                asked.append(at)
-        return await self._others.locate(given, asked)
+            here = self._here_of(given[at])
+            if here is None or here.has(given[at].offset):
+                continue
+            asked.append(at)
+            (past if here.is_past(given[at].offset) else self.open).append(at)
+        found = await self._others.locate(given, asked)
+        past = [at for at in past if at not in found.shards and given[at].store_id in untold]
+        return found._replace(missing={**_untold(given, past, untold), **found.missing})
 
     async def moved(
         self, given: Sequence[message_pb2.TimerHandle], unknown: Sequence[int]
@@ -78,11 +87,11 @@ class TimerNames:
             return error
         return TimerKey(topic, key)
 
-    def _is_here(self, given: message_pb2.TimerHandle) -> bool:
-        """Whether the timer came to this shard, or will."""
+    def _here_of(self, given: message_pb2.TimerHandle) -> _Here | None:
+        """Of its source; None: nobody has the timer, the handle is wrong."""
         pair = given.store_id, given.queue_id
         if min(given.queue_id, given.offset, given.due_ms) < 0:
-            return True  # nobody has it: it is wrong
+            return None
         here = self._here.get(pair)
         if here is None:
             source_id = SourceId(*pair)
@@ -90,7 +99,7 @@ class TimerNames:
             own = self._scheduler.keyed.is_own(source_id)
             begin = 0 if own else self._links.begin_of(*pair)
             here = self._here[pair] = _Here(source, begin)
-        return here.has(given.offset)
+        return here
 
     def _source(self, store_id: int, queue_id: int) -> SourceId | DuemqError:
         """Whose timers this shard may answer for, or why not."""
@@ -120,7 +129,12 @@ class _Here(NamedTuple):
     begin: int | None
     """What lies there or behind comes here; None: nothing does."""
 
+    def is_past(self, offset: int) -> bool:
+        """Whether this shard got the queue behind it."""
+        return self.source is not None and offset < self.source.next_offset
+
     def has(self, offset: int) -> bool:
+        """Whether the timer came to this shard, or will."""
         source = self.source
         if source is not None and source.had(offset):
             return True
@@ -142,6 +156,21 @@ def proto_of(handle: Cancelled) -> message_pb2.TimerHandle:
         offset=handle.offset,
         due_ms=handle.due_ms,
     )
+
+
+def _untold(
+    given: Sequence[message_pb2.TimerHandle], places: Sequence[int], untold: Mapping[int, str]
+) -> dict[int, Unavailable]:
+    """Of those that no shard has which is known: their brokers may know of others."""
+    return {
+        at: Unavailable(
+            f"not at this shard, and broker {untold[given[at].store_id]} has not told yet which"
+            " others may have it",
+            field="broker",
+            value=untold[given[at].store_id],
+        )
+        for at in places
+    }
 
 
 def _negative(queue_id: int, offset: int, due_ms: int) -> InvalidArgument:

@@ -64,7 +64,8 @@ class Numbering:
         self.sources: list[Source] = []
         self.targets: list[TargetId] = []
         self._source_numbers: dict[SourceId, int] = {}
-        self._brokers: dict[int, str] = {}
+        self.brokers: dict[int, str] = {}
+        """Who had a store when something came from it, by store."""
         self._target_numbers: dict[TargetId, int] = {}
 
     def source(self, source_id: SourceId) -> Source | None:
@@ -74,7 +75,7 @@ class Numbering:
 
     def broker_of(self, store_id: int) -> str:
         """The broker that had a store when something came from it; "": not known."""
-        return self._brokers.get(store_id, "")
+        return self.brokers.get(store_id, "")
 
     def find_source(self, source_id: SourceId) -> int | None:
         """The number of a source, if anything ever came from it."""
@@ -85,7 +86,7 @@ class Numbering:
         number = self._source_numbers.get(source_id)
         if number is None:
             if broker:
-                self._brokers[source_id.store_id] = broker
+                self.brokers[source_id.store_id] = broker
             number = self._source_numbers[source_id] = len(self.sources)
             self.sources.append(Source(source_id, broker, first_offset, first_offset, first_offset))
         return number

@@ -19,6 +19,7 @@ from duemq.errors import DuemqError, Unavailable
 from duemq.protocol.route import RouteCache, TimerShard
 from duemq.transport import channel, status
 from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1.broker_pb2 import TimerService
 from duemq.v1.message_pb2 import TimerHandle
 from duemq_server.timer_service.disk.place import Place
 
@@ -60,8 +61,8 @@ class OtherShards:
 
     def __init__(self, routes: RouteCache, name: str, place: Place) -> None:
         """`name`, `place`: this shard's."""
-        self.holders: Callable[[], Mapping[int, str] | None] = dict
-        """Names of those that may hold timers, by number; None: no broker has told yet."""
+        self.holders: Callable[[], Sequence[TimerService] | None] = list
+        """Those that may hold timers; None: no broker has told yet."""
         self._routes = routes
         self._name = name
         self._place = place
@@ -98,10 +99,16 @@ class OtherShards:
         if holders is None:
             return ["no broker has told yet which shards there are"]
         count = max(place.shards, place.key_shards)
+        known = [*self.alive, *lost]
         wanted = {each: f"shard {each} of {count}" for each in range(count)}
-        wanted |= {number: f"{name} (shard {number})" for number, name in holders.items()}
-        known = {place.shard, *(each.shard for each in (*self.alive, *lost))}
-        return [wanted[each] for each in sorted(wanted.keys() - known)]
+        wanted |= {each.shard: "" for each in known} | {place.shard: ""}
+        # Another data directory may have the number, even the name, of one that is away.
+        ids = {each.store_id for each in known}
+        nameless = {each.shard for each in known if not each.store_id}  # of an older release
+        for each in holders:
+            if each.id not in ids and each.shard not in nameless:
+                wanted[each.shard] = f"{each.name} (shard {each.shard})"
+        return [wanted[each] for each in sorted(wanted) if wanted[each]]
 
     def channel(self, shard: TimerShard) -> grpc.aio.Channel:
         """To one of them; kept as long as it is there."""

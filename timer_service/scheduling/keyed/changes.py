@@ -257,10 +257,12 @@ class Rescheduling(Change):
         *,
         fire: bool = False,
         elsewhere: Collection[Handle | TimerKey] = (),
+        not_yet: Collection[Handle | TimerKey] = (),
     ) -> None:
         """`fire`: by hand; what was due before its new time keeps its own.
 
-        `elsewhere`: these are other shards', and UNKNOWN here.
+        `elsewhere`: these are other shards', and UNKNOWN here.  `not_yet`: these count as not
+        arrived, whatever came meanwhile.
         """
         keys = [each for each in timers if isinstance(each, TimerKey)]
         super().__init__(scheduler, request, keys)
@@ -270,6 +272,7 @@ class Rescheduling(Change):
         self._due_ms = due_ms
         self._fire = fire
         self._elsewhere = elsewhere
+        self._not_yet = not_yet
         self._handles: HandleSearch | None = None
         _check_distinct([(each, at) for at, each in enumerate(timers)])
 
@@ -290,7 +293,8 @@ class Rescheduling(Change):
 
     def _look(self) -> bool:
         if self._handles is None:  # what has not arrived by now will not be looked for
-            here = (each for each in self._timers if each not in self._elsewhere)
+            away = {*self._elsewhere, *self._not_yet}
+            here = (each for each in self._timers if each not in away)
             handles = [each for each in here if not isinstance(each, TimerKey)]
             arrived = [h for h in handles if source_of(self._scheduler, h) is not None]
             self._handles = HandleSearch(self._scheduler, arrived)
