@@ -22,6 +22,7 @@ from duemq.v1 import (
 )
 from duemq_cli.exits import Exit
 from duemq_server.broker.records import timer_owners
+from duemq_server.serving.clock import now_ms
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
@@ -919,6 +920,41 @@ async def test_a_shift_goes_on_while_a_second_shard_comes(cluster: Cluster, shar
     await until(lambda: all_stored(shards))
     assert bodies_of(await delivered(cluster)) == sorted(before)
     await until(lambda: shards.pending_in(TOPIC) == 2)
+
+
+async def test_a_bulk_request_that_comes_again_touches_nothing_at_a_shard_that_was_added(
+    cluster: Cluster, shards: Shards
+) -> None:
+    await shards.start(0, 1)
+    await send_to_all(cluster, [b"one", b"two"], HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    await cluster.create_topic("elsewhere", queues=1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: len(admin._client.routes.timers) == 1)
+        ids = [number * 16 for number in (b"1", b"2", b"3")]
+
+        until_ms = now_ms() + 3 * HOUR_MS
+
+        async def ask() -> list[int]:
+            return [
+                await admin.shift_pending(TOPIC, "1h", request_id=ids[0]),
+                await admin.move_pending(TOPIC, "elsewhere", request_id=ids[1]),
+                await admin.cancel_pending("elsewhere", until=until_ms, request_id=ids[2]),
+            ]
+
+        assert await ask() == [2, 2, 2]
+        await shards.change(2)
+        later = await send_to(cluster, 1, b"later", HOUR_MS)
+        await shards.running[1].until(lambda stats: stats.pending == 1)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        assert await ask() == [2, 2, 2]
+        await shards.start(1, 2)
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        assert await ask() == [2, 2, 2]
+        assert shards.pending_in(TOPIC) == 1
+        [result] = await shards.running[1].cancel(later)  # it has the handle that it had
+        assert result.outcome == timer_pb2.CANCELLED
+        assert await shards.pending() == 0
 
 
 async def test_what_two_shards_have_is_moved_to_another_topic_once(

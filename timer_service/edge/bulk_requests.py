@@ -10,7 +10,7 @@ from duemq.v1 import timer_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
 from duemq_server.timer_service.edge.topic_queues import topic_queues
-from duemq_server.timer_service.scheduling.bulk.jobs import Which
+from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
 from duemq_server.timer_service.shard import Shard
 
 WAIT_S = 2.0  # for a job, before it is told how far it is
@@ -27,7 +27,7 @@ class BulkRequests:
         self, request: timer_pb2.ChangePendingRequest
     ) -> timer_pb2.ChangePendingResponse:
         """Raises DuemqErrors, as of the rpc."""
-        which = _which(request)
+        which = which_of(request)
         self._links.check_may_serve()
         if which.to_topic:
             await topic_queues(self._links, which.to_topic)
@@ -44,7 +44,27 @@ class BulkRequests:
         return response
 
 
-def _which(request: timer_pb2.ChangePendingRequest) -> Which:
+def request_of(job: Job) -> timer_pb2.ChangePendingRequest:
+    """As it was asked for."""
+    which = job.which
+    request = timer_pb2.ChangePendingRequest(
+        request_id=job.id,
+        topic=which.topic,
+        key_prefix=which.key_prefix,
+        from_ms=which.from_ms,
+        to_ms=which.to_ms,
+    )
+    if which.by_ms is not None:
+        request.shift_ms = which.by_ms
+    elif which.to_topic:
+        request.to_topic = which.to_topic
+    else:
+        request.cancel = True
+    return request
+
+
+def which_of(request: timer_pb2.ChangePendingRequest) -> Which:
+    """Raises InvalidArgument."""
     names.check_topic(request.topic)
     if request.key_prefix:
         timer_keys.check_timer_key(request.key_prefix, "key_prefix")

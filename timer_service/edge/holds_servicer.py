@@ -9,6 +9,7 @@ from duemq.protocol import checks, names, timer_keys
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1 import timer_holds_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.bulk_requests import request_of
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.shard import Shard
@@ -68,11 +69,13 @@ class TimerHoldsServicer:
         return response
 
     async def ListTimerHolds(
-        self, _request: timer_holds_pb2.ListTimerHoldsRequest, _: Any
+        self, request: timer_holds_pb2.ListTimerHoldsRequest, _: Any
     ) -> timer_holds_pb2.ListTimerHoldsResponse:
         """What is kept back."""
         self._links.check_may_serve()
         holds = self._shard.scheduler.holds.saved()
+        jobs = self._shard.scheduler.bulk.known if request.jobs else []
+        asked = [request_of(each) for each in jobs]
         await self._shard.settled()
         return timer_holds_pb2.ListTimerHoldsResponse(
             holds=[
@@ -83,7 +86,8 @@ class TimerHoldsServicer:
                     resuming=bool(each.policy),
                 )
                 for each in holds
-            ]
+            ],
+            jobs=asked,
         )
 
     def _named(self, topic: str, prefix: str) -> tuple[str, str]:

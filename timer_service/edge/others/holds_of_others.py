@@ -1,6 +1,8 @@
 """A new shard keeps back what the others keep back, before it takes anything over.
 
-`duemq timer hold` asks the shards that there are; one that comes later was not asked.
+`duemq timer hold` asks the shards that there are; one that comes later was not asked.  Nor was it
+asked for their bulk jobs: it notes them as over, so that one which is asked for again touches
+nothing that came later.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from duemq.protocol.route import TimerShard
 from duemq.transport import status
 from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc, timer_pb2, timer_pb2_grpc
 from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.edge.bulk_requests import which_of
 from duemq_server.timer_service.edge.others.other_shards import TIMEOUT_S, OtherShards
+from duemq_server.timer_service.scheduling.bulk import adopting
+from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.scheduling.holding.adopting import Adopting, Name
 from duemq_server.timer_service.shard import Shard
@@ -35,6 +40,7 @@ class HoldsOfOthers:
         self._others = others
         self._place = place
         self._adopting = Adopting()
+        self._jobs: dict[bytes, Which] = {}  # of others, as far as they were read
         self._turn = asyncio.Lock()
 
     async def adopt(self) -> None:
@@ -66,6 +72,7 @@ class HoldsOfOthers:
                     field="timer_shard",
                     value=", ".join(away),
                 )
+            await self._adopt_jobs()
             step = self._adopting.read(theirs or set())
             for name in step.hold:
                 await self._change(name, held=True)
@@ -87,6 +94,21 @@ class HoldsOfOthers:
             return None
         return {(h.topic, h.key_prefix) for each in found for h in each if not h.resuming}
 
+    async def _adopt_jobs(self) -> None:
+        jobs, self._jobs = self._jobs, {}
+        if not jobs:
+            return
+        new = await self._shard.change(partial(adopting.adopt, theirs=jobs), makes_room=True)
+        self._shard.bulk.start()  # one that is half noted, since the log was full
+        if new:
+            log.info("%d bulk jobs of other shards are older than what comes here", new)
+
+    def _note_job(self, request: timer_pb2.ChangePendingRequest) -> None:
+        try:
+            self._jobs[request.request_id] = which_of(request)
+        except DuemqError as error:  # of a later release
+            log.warning("a bulk job of another shard is not known here: %s", error)
+
     async def _change(self, name: Name, *, held: bool) -> None:
         topic, prefix = name
         change = partial(
@@ -107,7 +129,11 @@ class HoldsOfOthers:
                 if not (await status.answer(stats, address)).accepted:
                     return None
             stub = timer_holds_pb2_grpc.TimerHoldsStub(to)
-            call = stub.ListTimerHolds(timer_holds_pb2.ListTimerHoldsRequest(), timeout=TIMEOUT_S)
-            return list((await status.answer(call, address)).holds)
+            request = timer_holds_pb2.ListTimerHoldsRequest(jobs=True)
+            call = stub.ListTimerHolds(request, timeout=TIMEOUT_S)
+            answer = await status.answer(call, address)
         except DuemqError as error:
             return error
+        for job in answer.jobs:
+            self._note_job(job)
+        return list(answer.holds)

@@ -87,6 +87,11 @@ class BulkJobs:
             return self.open
         return self._over.get(job_id)
 
+    @property
+    def known(self) -> list[Job]:
+        """All that are open or remembered."""
+        return [*self._over.values(), *([self.open] if self.open is not None else [])]
+
     def finish(self, now_ms: int, problem: str) -> None:
         """The open job is over."""
         job, self.open = self.open, None
@@ -103,8 +108,7 @@ class BulkJobs:
 
     def saved(self) -> list[dict[str, Any]]:
         """For a checkpoint."""
-        jobs = [*self._over.values(), *([self.open] if self.open is not None else [])]
-        return [each.to_json() for each in jobs]
+        return [each.to_json() for each in self.known]
 
     def restore(self, saved: Iterable[dict[str, Any]]) -> None:
         """Takes over what a checkpoint has."""

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from duemq.errors import Unavailable
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.scheduling.bulk import walk as walking
+from duemq_server.timer_service.scheduling.bulk.adopting import adopt
 from duemq_server.timer_service.scheduling.bulk.jobs import KEEP_MS, REMEMBERED_MAX, Job, Which
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED
@@ -325,3 +327,43 @@ def test_a_job_s_offsets_are_those_of_timers_that_were_there() -> None:
 
     assert job.fences == {SOURCE: 2}
     assert Job.from_json(job.to_json()) == job
+
+
+def test_a_new_shard_notes_the_jobs_of_others_as_over() -> None:
+    world = World()
+    assert adopt(world.scheduler, world.now_ms, {ID: ALL, b"k" * 16: ALL}) == 2
+    assert adopt(world.scheduler, world.now_ms, {ID: ALL}) == 0
+    world.sync()
+    world.kill()
+    add(world, FAR_MS)
+    for job_id in (ID, b"k" * 16):
+        job = world.scheduler.bulk.find(job_id)
+        assert job is not None
+        assert (job.which, job.count, bool(job.over_ms)) == (ALL, 0, True)
+    assert adopt(world.scheduler, world.now_ms, {b"l" * 16: ALL}) == 0  # it may be about this one
+    assert world.scheduler.bulk.find(b"l" * 16) is None
+
+
+def test_a_job_that_was_noted_in_part_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    log, append = world.scheduler.log, world.scheduler.log.append
+    room = iter([True, False])
+
+    def full(kind: int, parts: list[bytes]) -> tuple[int, int]:
+        if not next(room):
+            raise LogFull("no room")
+        return append(kind, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "append", full)
+        with pytest.raises(LogFull):
+            adopt(world.scheduler, world.now_ms, {ID: ALL})
+    with pytest.raises(Unavailable, match="under way"):
+        adopt(world.scheduler, world.now_ms, {ID: ALL, b"k" * 16: ALL})
+    world.sync()
+    world.kill()
+    add(world, FAR_MS)
+    job = world.scheduler.bulk.open
+    assert job is not None
+    finish(world, Walk(world.scheduler, job))
+    assert (job.count, world.scheduler.ledger.pending) == (0, 1)
