@@ -71,6 +71,8 @@ class Claim:
     queues: tuple[int, ...]
     since_ms: int
     released: bool = False
+    epoch: int = 0
+    """In which the replica led that claimed last; 0: the service has none."""
 
     @property
     def holds(self) -> bool:
@@ -89,6 +91,8 @@ class Decision(NamedTuple):
     """Queues that the service hands over."""
     changes: bool
     """Whether it owns other queues then, or says other things of itself."""
+    leads_anew: bool
+    """Whether its epoch is another one than the log says."""
 
 
 def check(service: Service, queues: tuple[int, ...]) -> None:

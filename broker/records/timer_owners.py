@@ -22,11 +22,12 @@ it is alive: else the moment of the hand-over would decide between the two.
 
 Of a service with replicas whoever led before, and is late, claims and hands over nothing: what the
 one that leads has taken over since, the next owner would take over, too.  The first claim after a
-start hands over nothing, either: it may be such a one, and the next comes in a moment.
+start hands over nothing, either: the log lacks the last epoch if an older release wrote it, or if
+there was no space, and the next claim comes in a moment.
 
-Claims, hand-overs and releases are entries of the log (journal.py).  Who waits, who leads in which
-epoch, and who was seen or refused when, is not.  So a broker that starts anew takes any service
-that it knows for one that may wait, until that had the time to say so.
+Claims, with their epochs, hand-overs and releases are entries of the log (journal.py).  Who waits,
+and who was seen or refused when, is not.  So a broker that starts anew takes any service that it
+knows for one that may wait, until that had the time to say so.
 """
 
 from collections.abc import Container, Iterable
@@ -128,8 +129,12 @@ class TimerOwners:
             )
 
     def _check_epoch(self, service: Service, epoch: int) -> bool:
-        """Whether it is the first one of its service that is heard of.  Raises Unavailable."""
-        known = self._epochs.get(service.id, 0)
+        """Whether it is the first since this start that is heard of.  Raises Unavailable.
+
+        Of one service they never go back, but where it had no replicas meanwhile.
+        """
+        heard, claim = self._epochs.get(service.id, 0), self._claims.get(service.id)
+        known = max(heard, claim.epoch if claim is not None else 0)
         if 0 < epoch < known:
             raise Unavailable(
                 f"epoch: another replica of {service} leads, since epoch {known}; the one that"
@@ -138,7 +143,7 @@ class TimerOwners:
                 value=epoch,
                 limit=known,
             )
-        return epoch > 0 and not known
+        return epoch > 0 and not heard
 
     def _away_ms(self, service_id: int, now_ms: int) -> int:
         return now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
@@ -192,7 +197,8 @@ class TimerOwners:
             known, service=service, queues=queues, released=False
         )
         changes = changes or bool(self._replaced_by(service, queues))
-        return Decision(service, granted, waits, leaves, changes)
+        leads_anew = known is not None and known.epoch != epoch
+        return Decision(service, granted, waits, leaves, changes, leads_anew)
 
     def _note_claimant(self, service_id: int, now_ms: int, epoch: int, waits: bool) -> None:
         if service_id not in self._seen_ms and len(self._seen_ms) >= SEEN_MAX:
@@ -204,6 +210,8 @@ class TimerOwners:
         self._seen_ms[service_id] = now_ms
         if epoch:
             self._epochs[service_id] = epoch
+        else:
+            self._epochs.pop(service_id, None)
         if waits:
             self._waiting.add(service_id)
         else:
@@ -303,9 +311,16 @@ class TimerOwners:
 
     # -- what an entry of the log does ------------------------------------------------------------
 
-    def put(self, service: Service, queues: Iterable[int], since_ms: int) -> list[int]:
-        """The service claimed queues.  Answers the services that were replaced."""
+    def put(
+        self, service: Service, queues: Iterable[int], since_ms: int, epoch: int | None = None
+    ) -> list[int]:
+        """The service claimed queues.  Answers the services that were replaced.
+
+        `epoch`: of who leads it; None: not said, as by an older release.
+        """
         known = self._claims.get(service.id)
+        if epoch is None:
+            epoch = known.epoch if known is not None else 0
         mine = tuple(sorted({*(known.queues if known else ()), *queues}))
         replaced = self._replaced_by(service, mine)
         for service_id in replaced:
@@ -313,7 +328,8 @@ class TimerOwners:
             self._fenced[service_id] = str(old.service)
             for queue_id in old.queues:
                 self._owners.pop(queue_id, None)
-        self._claims[service.id] = Claim(service, mine, known.since_ms if known else since_ms)
+        since_ms = known.since_ms if known else since_ms
+        self._claims[service.id] = Claim(service, mine, since_ms, epoch=epoch)
         for queue_id in mine:
             self._owners[queue_id] = service.id
             self._refused.pop(queue_id, None)
@@ -343,7 +359,7 @@ class TimerOwners:
     def begin(self, begins: Iterable[tuple[int, int]]) -> None:
         """Somebody had taken queues over up to these offsets."""
         for queue_id, offset in begins:
-            if queue_id >= 0:  # what the release before made of journal.EMPTY
+            if queue_id >= 0:  # what the release before made of journal.EMPTY and LED
                 self._begins[queue_id] = max(offset, self.begin_of(queue_id))
 
     def release(self, service_id: int) -> None:
@@ -355,15 +371,18 @@ class TimerOwners:
 
     def encode(self) -> dict[str, Any]:
         """For the checkpoint."""
-        empty = [claim.service.id for claim in self._claims.values() if claim.service.empty]
+        claims = self._claims.values()
+        empty = [claim.service.id for claim in claims if claim.service.empty]
+        epochs = [[claim.service.id, claim.epoch] for claim in claims if claim.epoch]
         return {
             "claims": [
                 [claim.service.encode(), list(claim.queues), claim.since_ms, claim.released]
-                for claim in self._claims.values()
+                for claim in claims
             ],
             "fenced": [[service_id, name] for service_id, name in self._fenced.items()],
             **({"begins": [list(each) for each in self._begins.items()]} if self._begins else {}),
             **({"empty": empty} if empty else {}),
+            **({"epochs": epochs} if epochs else {}),
         }
 
     def load(self, data: dict[str, Any]) -> None:
@@ -371,8 +390,10 @@ class TimerOwners:
         self._fenced = dict(data.get("fenced", ()))
         self.begin(data.get("begins", ()))
         claims, empty = data.get("claims", ()), set(data.get("empty", ()))
-        for service, queues, since_ms, _ in claims:
-            self.put(Service.decode(service, service["id"] in empty), queues, since_ms)
-        for service, _, _, released in claims:
+        epochs = dict(data.get("epochs", ()))
+        for fields, queues, since_ms, _ in claims:
+            service = Service.decode(fields, fields["id"] in empty)
+            self.put(service, queues, since_ms, epochs.get(service.id))
+        for fields, _, _, released in claims:
             if released:
-                self.release(service["id"])
+                self.release(fields["id"])

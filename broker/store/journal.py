@@ -14,7 +14,8 @@ kind  body
  8    {"id", "name", "shard", "shards", "queues": […], "since_ms"}   a timer service claimed queues;
                               "key_shards", if timer keys are divided over another number; "begins"
                               [[queue id, offset], …], where queues of who was given up begin, or
-                              [[-1, 0]] if it holds nothing and has no queues (EMPTY)
+                              [[-1, 0]] if it holds nothing and has no queues (EMPTY), and
+                              [[-2, epoch]] in which the replica leads that claims (LED)
  9    {"id": …}                                                      its queues were released
 10    {"group": …, "rows": [[topic, queue id, [offset, …]], …]}  done with, out of order
 11    {"group": …, "kept": …}    what its coordinator keeps of a group, as text (group_snapshot.py);
@@ -51,6 +52,8 @@ EMPTY = (-1, 0)
 The release before refuses a claim with a field that it does not know; this it passes over.  So a
 log with it can be followed by replicas of that release, and replayed by it.
 """
+LED = -2
+"""In place of a queue; then the epoch in which the claimant leads; 0: it has no replicas now."""
 
 
 def _encode(body: dict[str, Any]) -> bytes:
@@ -144,21 +147,31 @@ Offsets = Sequence[tuple[int, int]]
 
 
 def timer_claimed(
-    service: Service, queues: Iterable[int], since_ms: int, begins: Offsets = ()
+    service: Service,
+    queues: Iterable[int],
+    since_ms: int,
+    begins: Offsets = (),
+    epoch: int | None = None,
 ) -> bytes:
-    """Body of an entry of kind TIMER_CLAIMED."""
+    """Body of an entry of kind TIMER_CLAIMED.  `epoch`: None, as before there were replicas."""
     body = {**service.encode(), "queues": list(queues), "since_ms": since_ms}
-    told = [*begins, EMPTY] if service.empty else begins
+    told = [*begins, EMPTY] if service.empty else [*begins]
+    if epoch is not None:
+        told.append((LED, epoch))
     return _encode({**body, "begins": told} if told else body)
 
 
-def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int, Offsets]:
-    """The timer service, the queues of %TIMER% that it claimed, when, and what was given up."""
+def read_timer_claimed(body: memoryview) -> tuple[Service, list[int], int, Offsets, int | None]:
+    """The timer service, the queues of %TIMER% that it claimed, when, what was given up, its epoch.
+
+    None: the entry does not say in which epoch it is led.
+    """
     entry = json.loads(bytes(body))
     queues, since_ms = entry.pop("queues"), entry.pop("since_ms")
     begins = _offsets(entry.pop("begins", ()))
     service = Service.decode(entry, EMPTY in begins)
-    return service, queues, since_ms, [each for each in begins if each != EMPTY]
+    given_up = [each for each in begins if each[0] >= 0]
+    return service, queues, since_ms, given_up, dict(begins).get(LED)
 
 
 def timer_handed_over(service_id: int, ends: Offsets) -> bytes:

@@ -459,14 +459,17 @@ class Store:
             self.topics.queue(names.TIMER_TOPIC, queue_id)
             checks.at_least("ends.offset", offset, 0)
         decision = self.timer_owners.check_claim(service, queues, now_ms, epoch)
-        if not (decision.changes or decision.leaves):
+        # That another replica leads stops no claim for want of space.
+        leads_anew = decision.leads_anew and self.writable
+        if not (decision.changes or decision.leaves or leads_anew):
             return decision, self.log.end_position  # it may still be on its way to the disk
         self.check_writable()
         if decision.leaves:
             self._hand_over(service.id, decision.leaves, ends)
         given_up = sorted(self.timer_owners.given_up(decision, formers))
         begins = [(each, self.tables.timers_taken_over(each)) for each in given_up]
-        claim = decision.service, decision.granted, now_ms, begins
+        told = epoch if epoch or decision.leads_anew else None
+        claim = decision.service, decision.granted, now_ms, begins, told
         _, settled = self._append(journal.TIMER_CLAIMED, [journal.timer_claimed(*claim)])
         self.tables.claim_timers(*claim)
         return decision, settled

@@ -84,10 +84,11 @@ class Tables:
         queues: Iterable[int],
         since_ms: int,
         begins: Sequence[tuple[int, int]] = (),
+        epoch: int | None = None,
     ) -> None:
         """A timer service claimed queues of %TIMER%; `begins`: of queues that were given up."""
         self.timer_owners.begin(begins)
-        for replaced in self.timer_owners.put(service, queues, since_ms):
+        for replaced in self.timer_owners.put(service, queues, since_ms, epoch):
             self.producers.forget_service(replaced)
         self.producers.trust_service(service.id)
 

@@ -70,12 +70,12 @@ def test_who_does_not_know_how_keys_are_divided_is_told() -> None:
     assert later == Service(T2.id, "t2", 1, 2, 1)
 
 
-def leads(owners: TimerOwners, shards: int, epoch: int) -> Decision:
+def leads(owners: TimerOwners, shards: int, epoch: int, *, logs_epochs: bool = True) -> Decision:
     """A replica of the first shard claims."""
     service = Service(T1.id, "t1", 0, shards, 1)
     queues = [queue for queue in range(4) if service.has(queue)]
     found = owners.check_claim(service, queues, NOW_MS, epoch)
-    owners.put(found.service, found.granted, NOW_MS)
+    owners.put(found.service, found.granted, NOW_MS, epoch if logs_epochs else None)
     return found
 
 
@@ -105,10 +105,32 @@ def test_claimants_whose_claims_were_never_written_are_forgotten(
         leads(owners, 1, epoch=4)
 
 
+def test_a_replica_that_was_deposed_hands_nothing_over_after_a_start_of_the_broker() -> None:
+    owners = TimerOwners()
+    leads(owners, 1, epoch=1)
+    leads(owners, 1, epoch=2)
+    again = restarted(owners)
+    with pytest.raises(Unavailable, match="since epoch 2"):
+        leads(again, 2, epoch=1)
+    assert leads(again, 2, epoch=2).leaves == ()
+    with pytest.raises(Unavailable, match="since epoch 2"):
+        leads(again, 2, epoch=1)
+    assert leads(again, 2, epoch=2).leaves == (1, 3)
+
+
+def test_only_a_new_epoch_is_written_again() -> None:
+    owners = TimerOwners()
+    leads(owners, 1, epoch=1)
+    for epoch, anew in ((1, False), (2, True), (2, False), (0, True), (0, False)):
+        found = leads(owners, 1, epoch=epoch)
+        assert (found.changes, found.leads_anew) == (False, anew)
+    assert leads(restarted(owners), 1, epoch=1).leads_anew  # it was without replicas meanwhile
+
+
 def test_the_first_claim_after_a_start_hands_nothing_over_where_there_are_replicas() -> None:
     """It may be of one that was deposed; whoever leads claims before the next of that comes."""
     owners = TimerOwners()
-    leads(owners, 1, epoch=1)
+    leads(owners, 1, epoch=1, logs_epochs=False)  # as the release before wrote it
     again = restarted(owners)
     assert leads(again, 2, epoch=1).leaves == ()
     assert leads(again, 2, epoch=1).leaves == (1, 3)

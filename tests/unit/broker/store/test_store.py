@@ -18,6 +18,7 @@ from duemq.errors import (
     ReadOnly,
     TooLarge,
     TopicNotFound,
+    Unavailable,
 )
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
@@ -524,6 +525,42 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     decision, settled = store.claim_timer_queues(now, [its], NOW_MS, ends)
     assert not decision.changes
     assert settled == store.log.end_position
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_who_led_a_timer_service_before_hands_nothing_over_after_a_start(saved: bool) -> None:
+    disk = FaultyDisk()
+    store = opened(disk, StoreSettings(timer_queues=2))
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=1)
+    _, settled = store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    assert settled == store.log.end_position  # its answer waits for the entry
+    settle(store)
+    end = store.log.end_position
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    assert store.log.end_position == end
+    if saved:
+        save(store, disk)
+    store = opened(disk.after_kill(), StoreSettings(timer_queues=2))
+    now = dataclasses.replace(TIMERS, shard=1, shards=2, key_shards=1)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="since epoch 2"):
+            store.claim_timer_queues(now, [1], NOW_MS, {0: 7}, epoch=1)
+        owned = store.timer_owners.claim_of(0)
+        assert owned is not None
+        assert owned.service.id == TIMERS.id
+        store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+
+
+def test_a_new_leader_of_a_timer_service_claims_though_there_is_no_space() -> None:
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=1)
+    store.read_only = True
+    end = store.log.end_position
+    decision, _ = store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    assert (decision.granted, store.log.end_position) == ((0, 1), end)
+    store.read_only = False
+    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    assert store.log.end_position > end
 
 
 @pytest.mark.parametrize(("formers", "begin"), [((), 5), ((OTHER.id,), 0)])
