@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 __version__ = "0.1.0"
 
 
+began_s: float | None = None
+"""When the process began, in time.monotonic's seconds; None: it is another program's."""
+
+
 def main() -> None:
     """Runs the command line; ends the process with its exit code."""
+    global began_s
+    began_s = time.monotonic()
     # Until commands take it over: an exception might be lost in what is being imported.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from duemq_cli.app import cli

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
+import duemq_cli
 from duemq import telemetry
 from duemq.errors import DuemqError, MissingBroker, PartialAnswer, TopicNotFound
 from duemq.settings import (
@@ -29,8 +32,12 @@ from duemq_cli.seconds import Seconds
 if TYPE_CHECKING:
     from duemq import Admin, ConsumerSettings
 
-# People wait: what does not answer for so long is away.
+# People wait: what does not answer for so long is away.  Loading the program is a part of it, which
+# can be long where the machine is busy.
 CONNECT_TIMEOUT_S = 3.0
+CONNECT_TIMEOUT_S_MIN = 1.5
+# A timer shard that is started anew, or another replica of which leads, is there by then.
+AWAY_TIMEOUT_S = 2.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -65,14 +72,23 @@ class Session:
     def client_settings(self) -> ClientSettings:
         """How long to wait for the cluster."""
         if self.timeout_s is None:
-            return ClientSettings(connect_timeout_s=CONNECT_TIMEOUT_S)
+            return ClientSettings(connect_timeout_s=self._connect_timeout_s)
         return ClientSettings(connect_timeout_s=self.timeout_s, request_timeout_s=self.timeout_s)
+
+    @cached_property
+    def _connect_timeout_s(self) -> float:
+        began_s = duemq_cli.began_s
+        passed_s = 0.0 if began_s is None else time.monotonic() - began_s
+        return round(max(CONNECT_TIMEOUT_S - passed_s, CONNECT_TIMEOUT_S_MIN), 1)
 
     def admin(self) -> Admin:
         """An admin client.  Raises Unavailable if no nameserver answers."""
         from duemq import Admin  # loaded by those who need it: commands start fast
 
-        return Admin(self.nameserver, settings=self.client_settings)
+        settings = self.client_settings
+        if self.timeout_s is None:
+            settings = dataclasses.replace(settings, away_timeout_s=AWAY_TIMEOUT_S)
+        return Admin(self.nameserver, settings=settings)
 
     def producer_settings(self) -> ProducerSettings:
         """Of a producer."""

@@ -26,8 +26,11 @@ class ClientSettings:
     """To the first answer of a nameserver."""
     request_timeout_s: float = 10.0
     """Of an administrative request, repetitions included."""
+    away_timeout_s: float = TIMEOUT_S[1]
+    """Of one about single timers, while a timer shard is known to be away; at most as long."""
 
     def __post_init__(self) -> None:
+        checks.number("away_timeout_s", self.away_timeout_s, *TIMEOUT_S)
         checks.number("connect_timeout_s", self.connect_timeout_s, *TIMEOUT_S)
         checks.number("request_timeout_s", self.request_timeout_s, *TIMEOUT_S)
 

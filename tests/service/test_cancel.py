@@ -57,6 +57,27 @@ async def test_a_shard_that_is_away(cluster):
             await admin.cancel(handle_of(0, 5))
 
 
+async def test_who_would_not_wait_for_a_shard_that_is_known_to_be_away_is_told_so(cluster):
+    settings = ClientSettings(request_timeout_s=3600, away_timeout_s=0.001)
+    async with aio.Admin(cluster.nameserver, settings=settings) as admin:
+        cluster.timers[0].pending = {5}
+        cluster.timers[0].not_yet = 2
+        assert await admin.cancel(handle_of(0, 5)) is CancelOutcome.CANCELLED  # it is there
+        cluster.hide_timers()
+        await admin._client.wait_for(lambda routes: not routes.timers, WAIT_S)
+        questions = (
+            admin.cancel(handle_of(0, 5)),
+            admin.cancel([handle_of(0, 5), handle_of(1, 5)]),
+            admin.get_timers([handle_of(0, 5)]),
+            admin.cancel(key=("orders", "k")),
+            admin.reschedule(key=("orders", "k"), delay=1),
+        )
+        for question in questions:
+            async with asyncio.timeout(WAIT_S):
+                with pytest.raises(Unavailable, match="no timer shard"):
+                    await question
+
+
 async def test_a_malformed_handle_cancels_nothing(cluster):
     async with aio.Admin(cluster.nameserver) as admin:
         with pytest.raises(InvalidArgument):

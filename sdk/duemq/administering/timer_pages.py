@@ -58,7 +58,7 @@ class TimerPages(Timers):
             if failures:
                 raise failures[0]
 
-        await retrying.until(deadline, attempt)
+        await retrying.until(deadline, attempt, self._client.settings.away_timeout_s)
         return [found[at] for at in range(len(wanted))]
 
     async def _get(

@@ -150,7 +150,7 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
         if failures:
             raise failures[0]
 
-    await retrying.until(deadline, attempt)
+    await retrying.until(deadline, attempt, client.settings.away_timeout_s)
     return [outcomes[index] for index in range(len(wanted))]
 
 

@@ -6,6 +6,7 @@ later (`DuemqError.retryable`).  A loop without a deadline, which begins anew af
 (reconnecting, joining a group), waits as its `Backoff` says.
 """
 
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, Unavailable
 
 # The first wait is drawn from [0, WAIT_S_MIN), each further one from twice that, up to WAIT_S_MAX.
 WAIT_S_MIN = 0.05
@@ -35,21 +36,35 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, DuemqError) and error.retryable
 
 
-def _rules(deadline: float) -> dict[str, Any]:
+def _is_away(error: BaseException) -> bool:
+    """Whether a timer shard that must be asked is known not to be there."""
+    return isinstance(error, Unavailable) and error.field in ("timer_queue", "timer_shard")
+
+
+def _rules(deadline: float, away_deadline: float = math.inf) -> dict[str, Any]:
     """No attempt starts after `deadline`; the last one's error is raised."""
+
+    def again(error: BaseException) -> bool:
+        away = _is_away(error) and time.monotonic() >= away_deadline
+        return is_retryable(error) and not away
+
     return {
-        "retry": retry_if_exception(is_retryable),
+        "retry": retry_if_exception(again),
         "wait": wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
         "stop": stop_before_delay(deadline - time.monotonic()),
         "reraise": True,
     }
 
 
-async def until(deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
+async def until(
+    deadline: float, attempt: Callable[[float], Awaitable[T]], away_s: float = math.inf
+) -> T:
     """Calls `attempt(seconds left)` until it succeeds, fails for good or `deadline` is near.
 
-    `deadline` is in time.monotonic's seconds.  Raises the last attempt's error.
+    `deadline` is in time.monotonic's seconds.  After `away_s` from now it is over as soon as a
+    timer shard is known to be away.  Raises the last attempt's error.
     """
+    away_deadline = time.monotonic() + away_s
     failed: Exception | None = None
     try:
         return await attempt(max(0.001, deadline - time.monotonic()))
@@ -57,7 +72,9 @@ async def until(deadline: float, attempt: Callable[[float], Awaitable[T]]) -> T:
         if not is_retryable(error):
             raise
         failed = error
-    async for trial in AsyncRetrying(**_rules(deadline)):  # costs more than many an attempt
+    async for trial in AsyncRetrying(
+        **_rules(deadline, away_deadline)
+    ):  # costs more than many an attempt
         with trial:
             if failed is not None:  # the first one was made
                 first, failed = failed, None

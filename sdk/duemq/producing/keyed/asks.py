@@ -169,7 +169,8 @@ async def ask(
     """
     timeout_s = calls.timeout_s
     deadline = time.monotonic() + timeout_s
-    shards = await calls.ready(timeout_s)
+    away_s = calls.client.settings.away_timeout_s
+    shards = await calls.ready(min(timeout_s, away_s))
     results: dict[int, Any] = {}
     errors: dict[int, DuemqError] = {}
 
@@ -194,7 +195,7 @@ async def ask(
         if part.unknown is None and later and len(later) == len(errors):
             raise later[0]
 
-    await retrying.until(deadline, attempt)
+    await retrying.until(deadline, attempt, away_s)
     if errors:
         raise errors[min(errors)]
     return [results[index] for index in range(len(refs))]

@@ -83,7 +83,8 @@ class TimerCalls:
 
             # Longer than a shard remembers a request it must not be repeated.
             deadline = min(call.deadline, time.monotonic() + REPEAT_S)
-            name, answer = await retrying.until(deadline, attempt)
+            away_s = self.client.settings.away_timeout_s
+            name, answer = await retrying.until(deadline, attempt, away_s)
             call.answered(name, answer)
         except asyncio.CancelledError:
             call.failed(Closed("the client was closed before the answer"), asked=asked)

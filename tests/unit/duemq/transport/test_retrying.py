@@ -93,3 +93,23 @@ async def test_the_first_attempt_may_be_the_last(error: Exception, left_s: float
         await retrying.until(time.monotonic() + left_s, attempt)
     assert raised.value is error
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("field", ["timer_queue", "timer_shard", "offset"])
+async def test_only_what_is_known_to_be_away_is_given_up_sooner(field):
+    attempts = []
+
+    async def attempt(left_s):
+        attempts.append(left_s)
+        if len(attempts) < 3:
+            raise Unavailable("gone", field=field)
+        return 7
+
+    asked = retrying.until(time.monotonic() + 60, attempt, away_s=0)
+    if field == "offset":
+        assert await asked == 7
+    else:
+        with pytest.raises(Unavailable, match="gone"):
+            await asked
+        assert len(attempts) == 1
+        assert await retrying.until(time.monotonic() + 60, attempt, away_s=60) == 7
