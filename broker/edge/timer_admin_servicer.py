@@ -45,8 +45,13 @@ class TimerAdminServicer:
             now_ms=self._now_ms(),
             queues=[self._claimed(queue_id, decision) for queue_id in request.queue_ids],
             key_shards=self._owners.key_shards,
-            holders=map(_to_proto, self._owners.holders(service.id)),
+            holders=map(self._holder, self._owners.holders(service.id)),
         )
+
+    def _holder(self, service: Service) -> broker_pb2.TimerService:
+        told = _to_proto(service)
+        told.epoch = self._owners.epoch_of(service.id)
+        return told
 
     def _claimed(self, queue_id: int, decision: Decision) -> broker_pb2.TimerQueueClaim:
         owner = decision.waits.get(queue_id)

@@ -305,6 +305,11 @@ class TimerOwners:
         claims = (each for each in self._claims.values() if each.holds)
         return [each.service for each in claims if each.service.id != service_id]
 
+    def epoch_of(self, service_id: int) -> int:
+        """In which the replica led that claimed last; 0: the service has none."""
+        claim = self._claims.get(service_id)
+        return claim.epoch if claim is not None else 0
+
     def ids(self) -> list[int]:
         """Services that are known and not fenced."""
         return list(self._claims)

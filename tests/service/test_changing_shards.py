@@ -12,6 +12,7 @@ import pytest
 from duemq import CancelOutcome, aio
 from duemq.aio import Admin
 from duemq.errors import ErrorCode, PartialAnswer, Unavailable
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.route import RouteCache, TimerShard, Update
 from duemq.v1 import (
     broker_pb2,
@@ -27,6 +28,7 @@ from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge import broker_link, cancel_requests
+from duemq_server.timer_service.edge.others import other_shards
 from duemq_server.timer_service.edge.others.other_shards import (
     NOWHERE_ELSE,
     Answered,
@@ -466,6 +468,48 @@ async def test_a_reschedule_has_no_second_part_for_what_came_to_another_shard_me
     outcomes = [each.outcome for each in results]
     assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN, timer_pb2.RESCHEDULED]
     assert await shards.pending() == 3
+
+
+async def test_a_replica_that_was_deposed_does_not_answer_for_its_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one has taken over, and handed over, what it does not know of."""
+    routes = RouteCache()
+    routes.apply(Update(whole=True, timers=(TimerShard("t1", "127.0.0.1:1", 1, 2, store_id=8),)))
+    others = OtherShards(routes, "t0", place_of(0, 2))
+    told = broker_pb2.TimerService(id=8, name="t1", shard=1, shards=2, epoch=5)
+    others.holders = lambda: [told]
+    answer = timer_pb2.LocateTimersResponse(here=[False], epoch=4)
+
+    async def answered(*_: Any) -> timer_pb2.LocateTimersResponse:
+        return answer
+
+    monkeypatch.setattr(other_shards.status, "answer", answered)
+    handle = message_pb2.TimerHandle(store_id=1)
+    located = await others.locate([handle], [0])
+    assert "another replica does since 5" in str(located.missing[0])
+    for epoch in (5, 6, 0):
+        answer.epoch = epoch
+        assert await others.locate([handle], [0]) == Located({}, {})
+    await others.stop()
+
+
+async def test_a_broker_tells_in_which_epoch_others_are_led(cluster: Cluster) -> None:
+    client = cluster.clients["b0"]
+    first, second = (
+        broker_pb2.TimerService(
+            id=SERVICE_IDS_FROM + number, name=f"t{number}", shard=number, shards=2, key_shards=2
+        )
+        for number in (0, 1)
+    )
+    for epoch in (5, 6):
+        await client.broker.ClaimTimerQueues(
+            broker_pb2.ClaimTimerQueuesRequest(service=first, queue_ids=[0], epoch=epoch)
+        )
+    answer = await client.broker.ClaimTimerQueues(
+        broker_pb2.ClaimTimerQueuesRequest(service=second, queue_ids=[1])
+    )
+    assert [(each.name, each.epoch) for each in answer.holders] == [("t0", 6)]
 
 
 async def test_nothing_is_unknown_before_the_broker_that_it_came_from_has_told_who_is_there(

@@ -76,7 +76,7 @@ class TimerServicer:
                 sources[pair] = find(SourceId(*pair))
             source = sources[pair]
             here.append(source is not None and source.had(each.offset))
-        return timer_pb2.LocateTimersResponse(here=here)
+        return timer_pb2.LocateTimersResponse(here=here, epoch=self._links.epoch)
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""

@@ -214,20 +214,22 @@ class FetchFramesResponse(_message.Message):
     def __init__(self, store_id: _Optional[int] = ..., frames: _Optional[bytes] = ..., next_offset: _Optional[int] = ..., min_offset: _Optional[int] = ..., max_offset: _Optional[int] = ...) -> None: ...
 
 class TimerService(_message.Message):
-    __slots__ = ("id", "name", "shard", "shards", "key_shards", "empty")
+    __slots__ = ("id", "name", "shard", "shards", "key_shards", "empty", "epoch")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     shard: int
     shards: int
     key_shards: int
     empty: bool
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., key_shards: _Optional[int] = ..., empty: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., key_shards: _Optional[int] = ..., empty: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClaimTimerQueuesRequest(_message.Message):
     __slots__ = ("service", "queue_ids", "ends", "formers", "epoch")

@@ -193,10 +193,12 @@ class LocateTimersRequest(_message.Message):
     def __init__(self, handles: _Optional[_Iterable[_Union[_message_pb2.TimerHandle, _Mapping]]] = ...) -> None: ...
 
 class LocateTimersResponse(_message.Message):
-    __slots__ = ("here",)
+    __slots__ = ("here", "epoch")
     HERE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     here: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, here: _Optional[_Iterable[bool]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, here: _Optional[_Iterable[bool]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

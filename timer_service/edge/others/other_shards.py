@@ -150,12 +150,23 @@ class OtherShards:
         stub = timer_pb2_grpc.TimerStub(self.channel(shard))
         try:
             call = stub.LocateTimers(request, timeout=TIMEOUT_S)
-            here = (await status.answer(call, shard.address)).here
+            answer = await status.answer(call, shard.address)
         except DuemqError as error:
             return error
+        here, since = answer.here, self._leads_since(shard)
+        if 0 < answer.epoch < since:  # it does not know what the other one took over
+            return Unavailable(f"led in epoch {answer.epoch}, another replica does since {since}")
         if len(here) != len(request.handles):
             return Unavailable(f"answered {len(here)} of {len(request.handles)} timers")
         return list(here)
+
+    def _leads_since(self, shard: TimerShard) -> int:
+        """The epoch of who leads a shard, as far as brokers know.
+
+        Who handed a queue over had claimed in it: so a shard that got the queue knows.
+        """
+        epochs = (each.epoch for each in self.holders() or () if each.id == shard.store_id)
+        return max(epochs, default=0)
 
     async def each(
         self, located: Located, ask: Callable[[grpc.aio.Channel, list[int]], Awaitable[T]]
