@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import duemq
 import duemq_cli
+from duemq import ClientSettings
 from duemq_cli import session
 from duemq_cli.session import Session
 
@@ -33,3 +35,11 @@ def test_what_is_told_counts_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Session(timeout_s=7).client_settings
     assert (settings.connect_timeout_s, settings.request_timeout_s) == (7, 7)
     assert settings.away_timeout_s > settings.request_timeout_s
+
+
+def test_commands_wait_less_for_a_timer_shard_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ClientSettings] = []
+    monkeypatch.setattr(duemq, "Admin", lambda *_, settings: made.append(settings))
+    Session(address="ns:1").admin()
+    Session(address="ns:1", timeout_s=7).admin()
+    assert [each.away_timeout_s < each.request_timeout_s for each in made] == [True, False]
