@@ -27,7 +27,7 @@ class ClientSettings:
     request_timeout_s: float = 10.0
     """Of an administrative request, repetitions included."""
     away_timeout_s: float = TIMEOUT_S[1]
-    """Of one about single timers, while a timer shard is known to be away; at most as long."""
+    """Of one about single timers while a timer shard is away, at most."""
 
     def __post_init__(self) -> None:
         checks.number("away_timeout_s", self.away_timeout_s, *TIMEOUT_S)

@@ -53,10 +53,9 @@ class TimerPages(Timers):
                 self._get(address, wanted, places, found, left_s)
                 for address, places in by_shard.items()
             )
-            failures = [each for each in await asyncio.gather(*asked) if each is not None]
-            failures.sort(key=retrying.is_retryable)
-            if failures:
-                raise failures[0]
+            failures = filter(None, await asyncio.gather(*asked))
+            for failure in sorted(failures, key=retrying.is_retryable):
+                raise failure
 
         await retrying.until(deadline, attempt, self._client.settings.away_timeout_s)
         return [found[at] for at in range(len(wanted))]

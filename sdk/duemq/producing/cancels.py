@@ -124,31 +124,19 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
         for index, handle in enumerate(wanted):
             if index not in outcomes:
                 by_shard[client.timer_of(handle.queue_id).address].append(index)
-        asked = [
-            _ask(
-                client,
-                address,
-                wanted,
-                indexes[start : start + HANDLES_MAX],
-                outcomes,
-                left_s,
-                first,
-            )
+        parts = [
+            (address, wanted, indexes[start : start + HANDLES_MAX])
             for address, indexes in by_shard.items()
             for start in range(0, len(indexes), HANDLES_MAX)
         ]
+        asked = [_ask(client, *part, outcomes, left_s, first) for part in parts]
         if len(asked) == 1:  # no task of its own, which would take turns of the event loop
             await asked[0]
             return
-        failures = [
-            failure
-            for failure in await asyncio.gather(*asked, return_exceptions=True)
-            if failure is not None
-        ]
+        failures = filter(None, await asyncio.gather(*asked, return_exceptions=True))
         # What cannot be mended by asking again comes first.
-        failures.sort(key=retrying.is_retryable)
-        if failures:
-            raise failures[0]
+        for failure in sorted(failures, key=retrying.is_retryable):
+            raise failure
 
     await retrying.until(deadline, attempt, client.settings.away_timeout_s)
     return [outcomes[index] for index in range(len(wanted))]

@@ -1,9 +1,8 @@
 """How calls are repeated: exponential waits with full jitter, so that clients do not come in step.
 
-A call with a deadline is repeated by tenacity (`until`, `until_blocking`): only what may be
-repeated, a request that is idempotent and an error that says that the same request can succeed
-later (`DuemqError.retryable`).  A loop without a deadline, which begins anew after each success
-(reconnecting, joining a group), waits as its `Backoff` says.
+A call with a deadline is repeated by tenacity (`until`, `until_blocking`): an idempotent request,
+after an error that says that it can succeed later (`DuemqError.retryable`).  A loop without a
+deadline (reconnecting, joining a group) waits as its `Backoff` says, anew after each success.
 """
 
 import math
@@ -20,7 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from duemq.errors import DuemqError, Unavailable
+from duemq.errors import DuemqError
 
 # The first wait is drawn from [0, WAIT_S_MIN), each further one from twice that, up to WAIT_S_MAX.
 WAIT_S_MIN = 0.05
@@ -36,17 +35,12 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, DuemqError) and error.retryable
 
 
-def _is_away(error: BaseException) -> bool:
-    """Whether a timer shard that must be asked is known not to be there."""
-    return isinstance(error, Unavailable) and error.field in ("timer_queue", "timer_shard")
-
-
 def _rules(deadline: float, away_deadline: float = math.inf) -> dict[str, Any]:
     """No attempt starts after `deadline`; the last one's error is raised."""
 
-    def again(error: BaseException) -> bool:
-        away = _is_away(error) and time.monotonic() >= away_deadline
-        return is_retryable(error) and not away
+    def again(error: Any) -> bool:
+        late = time.monotonic() >= away_deadline
+        return is_retryable(error) and not (late and error.field in ("timer_queue", "timer_shard"))
 
     return {
         "retry": retry_if_exception(again),
@@ -61,8 +55,8 @@ async def until(
 ) -> T:
     """Calls `attempt(seconds left)` until it succeeds, fails for good or `deadline` is near.
 
-    `deadline` is in time.monotonic's seconds.  After `away_s` from now it is over as soon as a
-    timer shard is known to be away.  Raises the last attempt's error.
+    `deadline` is in time.monotonic's seconds.  After `away_s` a timer shard that is away ends it.
+    Raises the last attempt's error.
     """
     away_deadline = time.monotonic() + away_s
     failed: Exception | None = None
