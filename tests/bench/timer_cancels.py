@@ -163,6 +163,7 @@ class Bench:
             check_may_answer=lambda _: None,
             why_not_arrived=lambda _: "has not arrived",
             place=SimpleNamespace(has=lambda _: True),
+            untold=dict,
         )
         others: Any = SimpleNamespace(there=False, each=_nobody)
         self._requests = CancelRequests(shard, links, others)
