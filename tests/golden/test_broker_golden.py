@@ -112,7 +112,7 @@ def test_the_checkpoint_of_version_2_is_read() -> None:
 def test_claims_of_timer_queues_are_written_and_read_as_ever() -> None:
     claimed, released = (V3 / "broker_journal.bin").read_bytes().split(b"\n")
     assert journal.timer_claimed(TIMERS, [0, 2], 1_700_000_000_123) == claimed
-    read = (TIMERS, [0, 2], 1_700_000_000_123, [])
+    read = (TIMERS, [0, 2], 1_700_000_000_123, [], None)
     assert journal.read_timer_claimed(memoryview(claimed)) == read
     assert journal.timer_released(TIMERS.id) == released
     assert journal.read_timer_released(memoryview(released)) == TIMERS.id
@@ -129,12 +129,15 @@ def moved_owners() -> TimerOwners:
 def test_queues_that_change_hands_are_written_and_read_as_ever() -> None:
     claimed, given_up, handed_over = (V5 / "broker_journal.bin").read_bytes().split(b"\n")
     assert journal.timer_claimed(JOINED, [2], 1_700_000_000_456) == claimed
-    read = (JOINED, [2], 1_700_000_000_456, [])
+    read = (JOINED, [2], 1_700_000_000_456, [], None)
     assert journal.read_timer_claimed(memoryview(claimed)) == read
     begins = [(2, 41), (5, 0)]
     assert journal.timer_claimed(JOINED, [2, 5], 1_700_000_000_456, begins) == given_up
-    read = (JOINED, [2, 5], 1_700_000_000_456, begins)
+    read = (JOINED, [2, 5], 1_700_000_000_456, begins, None)
     assert journal.read_timer_claimed(memoryview(given_up)) == read
+    led = given_up.removesuffix(b"]}") + b",[-2,3]]}"
+    assert journal.timer_claimed(JOINED, [2, 5], 1_700_000_000_456, begins, epoch=3) == led
+    assert journal.read_timer_claimed(memoryview(led)) == (*read[:-1], 3)
     assert journal.timer_handed_over(TIMERS.id, [(2, 41)]) == handed_over
     assert journal.read_timer_handed_over(memoryview(handed_over)) == (TIMERS.id, [(2, 41)])
 
