@@ -251,9 +251,14 @@ def _entries_at(queue: Queue, offsets: Offsets) -> consume_queue.Entries:
         return np.empty(0, consume_queue.DTYPE)
     pieces = []
     for near in np.split(offsets, np.flatnonzero(np.diff(offsets) > GAP_ENTRIES) + 1):
-        first = int(near[0])
-        page = consume_queue.decode(queue.page(first, int(near[-1]) - first + 1))
-        pieces.append(page[near - first])
+        while len(near):  # a page ends where offsets are left out that the log has lost
+            first = int(near[0])
+            page = consume_queue.decode(queue.page(first, int(near[-1]) - first + 1))
+            here = near[near < first + len(page)]
+            if not len(here):
+                raise IndexError(f"offset {first} of {queue.key} is not there")
+            pieces.append(page[here - first])
+            near = near[len(here) :]
     return np.concatenate(pieces)
 
 

@@ -162,12 +162,21 @@ class Queue:
                 low = middle + 1
             else:
                 high = middle
-        self.purge(low)
+        self._index.drop_before(low)
+        self.keys.drop_before(self.min_offset)
 
     def purge(self, offset: int) -> None:
-        """Forgets the records before an offset."""
-        self._index.drop_before(offset)
+        """Forgets the records before an offset; `free` removes their files."""
+        self._index.drop_before(offset, 0)
         self.keys.drop_before(self.min_offset)
+
+    def free(self, saved: int) -> bool:
+        """Removes files of what was purged; whether that was all.
+
+        A start from the saved checkpoint, where the queue ends at `saved`, needs what lies there.
+        """
+        self._index.drop_before(self.min_offset, saved)
+        return saved >= self.min_offset
 
     def _lies_behind(self, offset: int, position: int) -> bool:
         """Whether all from an offset on lies from a position of the log on."""

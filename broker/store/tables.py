@@ -46,6 +46,7 @@ class Tables:
         self._ahead_ms = 0  # of the newest frame that was stored ahead of its time
         self.epochs = Epochs()
         """Of a log with replicas: up to where these tables are it."""
+        self._purged: set[Queue] = set()  # whose files are still to go
 
     # -- what an entry of the log does -----------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Tables:
                 queue.drop_before(position)
                 purged = self.offsets.find(GroupQueue(names.PURGED_GROUP, *queue.key))
                 if purged is not None:
-                    queue.purge(purged.offset)
+                    self._purge(queue, purged.offset)
             except (StorageError, OSError) as error:
                 failed.append((f"{queue.topic}/{queue.queue_id}", error))
         return failed
@@ -192,7 +193,11 @@ class Tables:
     def purge(self, cuts: Iterable[tuple[GroupQueue, Progress]]) -> None:
         """Forgets the records before the offsets of the group that purges."""
         for key, progress in cuts:
-            self.queues.of(key.topic)[key.queue_id].purge(progress.offset)
+            self._purge(self.queues.of(key.topic)[key.queue_id], progress.offset)
+
+    def _purge(self, queue: Queue, offset: int) -> None:
+        queue.purge(offset)
+        self._purged.add(queue)
 
     # -- the checkpoint --------------------------------------------------------------------------
 
@@ -232,9 +237,19 @@ class Tables:
         return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
 
     def erase_deleted(self, saved: CheckpointState) -> None:
-        """Removes the files of topics that were deleted before the checkpoint of `saved`."""
+        """Removes the files of topics that were deleted before the checkpoint of `saved`.
+
+        And those of records that were purged, as far as a start from it does not need them.
+        """
         of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
         self.queues.erase_unknown([*self.topics, *of_checkpoint])
+        ends = {topic.id: saved.queues[topic.name] for topic in of_checkpoint}
+        for queue in list(self._purged):
+            known = ends.get(queue.topic_id, ())
+            if queue.dropped or (
+                queue.queue_id < len(known) and queue.free(known[queue.queue_id])
+            ):
+                self._purged.discard(queue)
 
     def restore(self, state: CheckpointState, *, rebuild: bool = False) -> None:
         """Takes a checkpoint over; with `rebuild` the queues are empty, to be filled from the log.

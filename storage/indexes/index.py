@@ -260,13 +260,17 @@ class FixedIndex:
             if first:
                 self._last_file()  # its name tells the next start where the index begins
 
-    def drop_before(self, number: int) -> None:
-        """Forgets the entries before `number`; removes the files that are done."""
+    def drop_before(self, number: int, files_before: int | None = None) -> None:
+        """Forgets the entries before `number`; removes the files that are done.
+
+        `files_before`: files with entries from there on stay.
+        """
         number = self.present(min(number, self.end))
         self.first = max(self.first, number)
         self._gaps = [gap for gap in self._gaps if gap[1] > self.first]
+        done = number if files_before is None else min(number, files_before)
         with self._flush_lock:
-            while len(self._starts) > 1 and self._starts[1] <= number:
+            while len(self._starts) > 1 and self._starts[1] <= done:
                 self._remove(self._starts[0])
 
     def _remove(self, start: int) -> None:

@@ -12,6 +12,7 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
+from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.reading.test_lookup import (
     COLLIDING,
@@ -166,6 +167,26 @@ def test_with_runs_and_without_them_alike(batches, from_ms, to_ms, records_max, 
     assert [(each.offset, record_of(each.entry)) for each in found] == [
         (each.offset, each.record) for each in without
     ]
+
+
+@pytest.mark.parametrize("records_max", [1, 100])
+def test_a_key_on_both_sides_of_what_the_log_has_lost_is_found(records_max: int) -> None:
+    disk = FaultyDisk()
+    with short_spans():
+        store, stored = filled([(0, 1, [("a", 1)])] * 3, disk)
+        last = store.queue(TOPIC, 0).frame_at(2)
+        save(store, disk)
+        store.close()
+        cut(f"{DATA}/{recovery.LOG_DIRECTORY}", last, disk)
+        store = recovery.open_store(DATA, disk, STORE_SETTINGS, segment_bytes=1 << 16).store
+        sent = store.send(batch_of(0, [message_pb2.Record(key="a")] * 2 * SPAN), 2_000).stored
+        assert 2 < sent.base_offset < SPAN - 1
+        settle(store)
+        without = [each.offset for each in walk(store, by_key("a"), records_max)]
+        assert without == [0, 1, *range(sent.base_offset, sent.base_offset + 2 * SPAN)]
+        save(store, disk)
+        assert runs_of(disk, TOPIC)
+        assert [each.offset for each in walk(store, by_key("a"), records_max)] == without
 
 
 def test_with_runs_little_of_the_queue_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from duemq.protocol.names import PURGED_GROUP, TIMER_TOPIC, check_group
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
+from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.store.test_store import DATA, NOW_MS, opened, save, settle
@@ -134,3 +135,38 @@ def test_nobody_else_writes_or_sees_what_purges_are_kept_in() -> None:
     assert store.offsets.find(GroupQueue(PURGED_GROUP, "orders", 0)) == Progress(2, 0)
     with pytest.raises(InvalidArgument):
         check_group(PURGED_GROUP)
+
+
+def test_a_crash_soon_after_a_purge_rebuilds_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What came since the last checkpoint may be more than a file of the consume queue holds."""
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 64})
+    disk = FaultyDisk()
+    store = opened(disk)
+    store.send(batch([b"0"], queue_id=0), NOW_MS)
+    save(store, disk)
+    for number in range(1, 9):
+        store.send(batch([b"%d" % number], queue_id=0), NOW_MS)
+    settle(store)
+    store.queue("orders", 0).sync()
+    store.purge("orders", {0: 8})
+    settle(store)
+    store = opened(disk.after_kill())
+    assert span(store) == (8, 9)
+    assert "rebuilding" not in caplog.text
+
+
+def test_files_of_what_was_purged_go_with_the_next_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 64})
+    disk = FaultyDisk()
+    store = filled(disk)
+    save(store, disk)
+    files = [path for path in disk.paths if "/orders." in path]
+    store.purge("orders", {0: 5})
+    assert [path for path in disk.paths if "/orders." in path] == files
+    save(store, disk)
+    assert [path for path in disk.paths if "/orders." in path] == files[-1:]
+    assert span(opened(disk.after_kill())) == (5, 5)
