@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from duemq_server.local_cluster.cluster import EmbeddedCluster
-    from duemq_server.local_cluster.supervisor import ClusterEvent, ClusterFailed
+    from duemq_server.local_cluster.supervisor import CalledOff, ClusterEvent, ClusterFailed
 
-__all__ = ["ClusterEvent", "ClusterFailed", "EmbeddedCluster"]
+__all__ = ["CalledOff", "ClusterEvent", "ClusterFailed", "EmbeddedCluster"]
 
 
 def __getattr__(name: str) -> object:

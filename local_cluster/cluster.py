@@ -21,6 +21,7 @@ from duemq_server.local_cluster import plan, readiness, safe_path
 from duemq_server.local_cluster.layout import Layout
 from duemq_server.local_cluster.plan import MODULES
 from duemq_server.local_cluster.supervisor import (
+    CalledOff,
     ClusterEvent,
     ClusterFailed,
     Member,
@@ -99,6 +100,7 @@ class EmbeddedCluster:
         )
         self._members = self._supervisor.members
         self._started = False
+        self._called_off = _never
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -114,8 +116,15 @@ class EmbeddedCluster:
     ) -> None:
         self.stop()
 
-    def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Starts all members and returns when the cluster is usable."""
+    def start(
+        self, timeout_s: float = READY_TIMEOUT_S, *, called_off: Callable[[], bool] | None = None
+    ) -> None:
+        """Starts all members and returns when the cluster is usable.
+
+        `called_off` is asked again and again meanwhile: True ends it with CalledOff, and all that
+        runs.
+        """
+        self._called_off = called_off or _never
         self._layout.open()
         try:
             self._plan()
@@ -124,14 +133,17 @@ class EmbeddedCluster:
             for kind in reversed(STOP_ORDER):
                 self._start_all(kind, timeout_s)
             self.wait_ready(timeout_s)
+            if self._metrics:
+                self._layout.write_targets(self.metrics)
         except BaseException:
             self.stop()
             raise
+        finally:
+            self._called_off = _never
         ready: dict[str, object] = {"nameserver": self.nameserver, "processes": self.processes}
         if self._layout.replicas > 1:
             ready["replicas"] = self._layout.replicas
         if self._metrics:
-            self._layout.write_targets(self.metrics)
             ready["metrics"] = self.metrics
         self._supervisor.emit("ready", **ready)
 
@@ -320,14 +332,22 @@ class EmbeddedCluster:
             retry=tenacity.retry_if_result(lambda waiting: bool(waiting) and not self.failure),
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else "",
         )
-        waiting = retry(
-            lambda: [n for n in self.names(kind) if self._members[n].state is not State.UP]
-        )
+
+        def not_up() -> list[str]:
+            self._check_wanted()
+            return [n for n in self.names(kind) if self._members[n].state is not State.UP]
+
+        waiting = retry(not_up)
         if waiting:
             raise ClusterFailed(f"{', '.join(waiting)} did not come up{self._log_tails()}")
 
+    def _check_wanted(self) -> None:
+        if self._called_off():
+            raise CalledOff
+
     def _missing(self) -> str:
         """What is not ready yet, in words; empty: all is."""
+        self._check_wanted()
         if self.failure is not None:
             raise self.failure
         expected = [m for m in self._members.values() if not m.held]
@@ -348,6 +368,10 @@ class EmbeddedCluster:
                 tail = self.log_file(member.name).read_bytes()[-LOG_TAIL_BYTES:]
                 tails.append(f"\n--- {member.name}\n{tail.decode(errors='replace')}")
         return "".join(tails)
+
+
+def _never() -> bool:
+    return False
 
 
 def joined(host: str, port: int | str) -> str:

@@ -14,7 +14,12 @@ from duemq_cli.exits import Exit
 from duemq_cli.interrupts import WAIT_S_MAX
 from duemq_cli.output import Output, as_json
 from duemq_cli.session import Session, pass_session, session_options
-from duemq_server.local_cluster import ClusterEvent, ClusterFailed, EmbeddedCluster
+from duemq_server.local_cluster import (
+    CalledOff,
+    ClusterEvent,
+    ClusterFailed,
+    EmbeddedCluster,
+)
 from duemq_server.local_cluster.cluster import LOOPBACK
 from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX, REPLICATED
 from duemq_server.replication.settings import REPLICAS_MAX
@@ -132,9 +137,14 @@ def up(
             flags=flags,
             on_event=_sayer(session.output),
         )
-        with cluster:
+        cluster.start(called_off=lambda: not stop.empty())
+        try:
             _wait(stop)
+        finally:
+            cluster.stop()
         return Exit.FAILED if cluster.failure else Exit.OK
+    except CalledOff:
+        return Exit.OK
     except ClusterFailed as error:
         session.output.error(error)
         return Exit.FAILED

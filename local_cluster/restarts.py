@@ -28,7 +28,7 @@ class RestartPolicy:
         self._started_ms = now_ms
 
     def died(self, now_ms: int) -> int | None:
-        """Answers when to start it again, in epoch ms, or None to give it up."""
+        """Answers when to start it again, by the same clock, or None to give it up."""
         if now_ms - self._started_ms >= STABLE_MS:
             self._rapid_deaths = 0
         self._rapid_deaths += 1

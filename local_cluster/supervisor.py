@@ -40,12 +40,16 @@ class ClusterFailed(Exception):
     """A member could not be started, or died too often."""
 
 
+class CalledOff(Exception):
+    """Whoever started the cluster wants it no more."""
+
+
 @dataclass(frozen=True)
 class ClusterEvent:
     """Something that happened to a member or to the cluster.
 
-    `event` is one of started, reopened, died, restarted, moved, killed, failed, ready, stopping,
-    stopped.
+    `event` is one of started, reopened, died, restarted, moved, unsaved, killed, failed, ready,
+    stopping, stopped.
     """
 
     event: str
@@ -245,12 +249,21 @@ class Supervisor:
         member.state = State.UP
         member.address = told["address"]
         member.metrics = told.get("metrics", "")
-        self._layout.remember(member.name, _port_of(member.address))
+        self._remember(member)
         where = {"address": member.address}
         if member.metrics:
-            self._layout.remember(metrics_name(member.name), _port_of(member.metrics))
             where["metrics"] = member.metrics
         self.emit(event, member=member.name, pid=_pid(member), **where)
+
+    def _remember(self, member: Member) -> None:
+        """A full disk costs the next start a port, and this cluster nothing."""
+        try:
+            self._layout.remember(member.name, _port_of(member.address))
+            if member.metrics:
+                self._layout.remember(metrics_name(member.name), _port_of(member.metrics))
+        except OSError as error:
+            message = f"its port is not written down, the next start may choose another: {error}"
+            self.emit("unsaved", member=member.name, message=message)
 
     def _died(self, member: Member, life: int, code: int) -> None:
         if life != member.life:
@@ -279,13 +292,19 @@ class Supervisor:
 
     def _kill(self, member: Member, restart: bool) -> Future[int]:
         member.held = not restart
+        if member.held:
+            self._wait_no_more(member)
         return self._signal(member, signal.SIGKILL)
 
     def _drain(self, member: Member) -> Future[int]:
         member.held = True
+        self._wait_no_more(member)
+        return self._signal(member, signal.SIGTERM)
+
+    def _wait_no_more(self, member: Member) -> None:
+        """It is not started again."""
         if member.state in (State.PAUSED, State.FAILED):
             member.state = State.STOPPED
-        return self._signal(member, signal.SIGTERM)
 
     def _signal(self, member: Member, number: signal.Signals) -> Future[int]:
         if member.process is None:
@@ -336,4 +355,5 @@ def _pid(member: Member) -> int:
 
 
 def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    """Of a clock that nobody sets: a dead member would wait for as long as one is set back."""
+    return time.monotonic_ns() // 1_000_000

@@ -268,7 +268,9 @@ def test_the_charts_readme_names_every_value():
         ({"leaseStore": "etcd:"}, "leaseStore"),
         ({"rbac": {"rules": []}}, "rules"),
         ({"broker": {"replicasPerBroker": 2, "settings": {"min_insync": 3}}}, "min_insync is 3"),
-        ({"fullnameOverride": "x" * 40, "timerService": {"replicasPerShard": 2}}, "too long"),
+        ({"fullnameOverride": "x" * 37, "timerService": {"replicasPerShard": 2}}, "too long"),
+        # Kubernetes labels pods with their set's name, a dash and up to ten characters.
+        ({"fullnameOverride": "x" * 39}, "too long a name of a StatefulSet"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):
@@ -338,7 +340,7 @@ def test_image_names(helm4, image, rendered):
 
 @pytest.mark.parametrize(
     ("release", "fullname"),
-    [("a", "a-duemq"), ("duemq", "duemq"), ("x" * 53, "x" * 40)],
+    [("a", "a-duemq"), ("duemq", "duemq"), ("x" * 32, "x" * 32 + "-duemq")],
 )
 def test_names_follow_from_the_release(helm4, release, fullname):
     objects = helm4.template(release=release)

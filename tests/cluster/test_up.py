@@ -102,3 +102,21 @@ def test_it_stops_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
         up.terminate()
         up.wait(WAIT_S)
     assert not any(psutil.pid_exists(pid) for pid in ready["processes"].values())
+
+
+def test_ctrl_c_is_heard_while_it_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "broker-0" / "commitlog"
+    folder.mkdir(parents=True)
+    (folder / "00000000000000000000").mkdir()  # no log: this broker cannot start
+    command = [sys.executable, "-m", "duemq_cli", "up", "--data", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--brokers", "1", "--json"], stdout=subprocess.PIPE, text=True
+    ) as up:
+        assert up.stdout is not None
+        events = (json.loads(line)["event"] for line in up.stdout)
+        assert "died" in events
+        up.send_signal(signal.SIGINT)
+        rest = list(events)
+        assert rest[-1] == "stopped"
+        assert "failed" not in rest
+        assert up.wait(WAIT_S) == Exit.OK

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* At most 40 characters, so that every name made of it fits in 63. */}}
+{{/* At most 40 characters, so that every name made of it fits in 63; more than 38 are refused (_role.tpl). */}}
 {{- define "duemq.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}

@@ -107,6 +107,10 @@ spec:
 
 {{- define "duemq.role.statefulSet" -}}
 {{- $fullname := include "duemq.role.setName" . -}}
+{{/* Its pods get a label with the name and up to 11 characters more, of 63: beyond that there would be none. */}}
+{{- if gt (len $fullname) 52 }}
+{{- fail (printf "%s is too long a name of a StatefulSet, at most 52 characters: choose a shorter fullnameOverride" $fullname) }}
+{{- end }}
 {{- $persistence := default dict .values.persistence -}}
 apiVersion: apps/v1
 kind: StatefulSet
@@ -355,9 +359,6 @@ grpc:
 {{- $role := . }}
 {{- range $index := until (int .values.replicas) }}
 {{- $name := printf "%s-%s-%d" (include "duemq.fullname" $role.root) $role.role $index }}
-{{- if gt (len $name) 52 }}
-{{- fail (printf "%s is too long a name of a StatefulSet, at most 52 characters: choose a shorter fullnameOverride" $name) }}
-{{- end }}
 {{- $group := merge (dict "group" $name "index" $index) $role }}
 ---
 {{ include "duemq.role.statefulSet" $group }}

@@ -43,3 +43,9 @@ class Events:
             self.seen.append(event.event)
             if event.event == name:
                 return event
+
+    def drained(self) -> list[str]:
+        """The names of all events so far."""
+        while not self._queue.empty():
+            self.seen.append(self._queue.get().event)
+        return self.seen

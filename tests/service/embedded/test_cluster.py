@@ -1,12 +1,14 @@
 """The supervisor, with a real nameserver and stand-ins for the other members."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +16,15 @@ import psutil
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq_server.local_cluster import ClusterFailed, EmbeddedCluster, restarts, supervisor
-from duemq_server.local_cluster.layout import bind_port
+from duemq_server.local_cluster import (
+    CalledOff,
+    ClusterFailed,
+    EmbeddedCluster,
+    restarts,
+    supervisor,
+)
+from duemq_server.local_cluster.layout import Layout, bind_port
+from duemq_server.local_cluster.restarts import RestartPolicy
 from tests.service.embedded.supervised import WAIT_S, Events, order, stand_in
 
 
@@ -182,3 +191,69 @@ def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
         os.kill(parent.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert alive == []
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_members_are_watched_where_their_ports_cannot_be_written_down(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Layout, "remember", full)
+    with EmbeddedCluster(tmp_path, on_event=events, heartbeat_period_s=0.1) as embedded:
+        told = events.wait("unsaved").details
+        assert told["member"] == "nameserver-0"
+        assert "No space left" in told["message"]
+        embedded.kill("broker-0")
+        assert events.wait("restarted").details["member"] == "broker-0"
+        embedded.wait_ready()
+
+
+def test_a_start_that_cannot_name_its_metrics_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Layout, "write_targets", full)
+    embedded = EmbeddedCluster(tmp_path, metrics=True)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            embedded.start()
+        assert embedded.processes == {}
+    finally:
+        embedded.stop()
+
+
+def test_a_clock_that_is_set_back_keeps_no_member_down(
+    running: EmbeddedCluster, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died, time_ns = RestartPolicy.died, time.time_ns
+
+    def set_back(policy: RestartPolicy, now_ms: int) -> int | None:
+        start_at_ms = died(policy, now_ms)
+        monkeypatch.setattr(time, "time_ns", lambda: time_ns() - 3_600_000_000_000)
+        return start_at_ms
+
+    monkeypatch.setattr(RestartPolicy, "died", set_back)
+    running.kill("broker-1")
+    assert events.wait("restarted").details["member"] == "broker-1"
+
+
+def test_a_member_that_waits_for_its_restart_can_be_killed_for_good(
+    running: EmbeddedCluster, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "PAUSE_FIRST_MS", restarts.PAUSE_MAX_MS)
+    running.kill("timer-0")
+    events.wait("died")
+    running.kill("timer-0", restart=False)
+    assert running._members["timer-0"].state is supervisor.State.STOPPED
+
+
+def test_a_start_that_is_called_off_leaves_nothing_running(
+    tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "RAPID_DEATHS_MAX", 1_000)
+    order(tmp_path, "broker-0", "die")
+    embedded = EmbeddedCluster(tmp_path, on_event=events)
+    with pytest.raises(CalledOff):
+        embedded.start(WAIT_S, called_off=lambda: "died" in events.drained())
+    assert embedded.processes == {}
