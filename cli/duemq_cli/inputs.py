@@ -49,7 +49,7 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[Entry]:
             continue
         try:
             value = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             yield Entry(number, error=_wrong(number, f"not JSON: {error}"))
             continue
         yield Entry(number, body, value if isinstance(value, dict) else {})
@@ -57,6 +57,7 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[Entry]:
 
 def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
     """Each row goes out as a JSON object, its keys from the header line."""
+    csv.field_size_limit(LINE_BYTES_MAX)  # 128 KiB by default
     # map, not a generator: it goes on after a line that is not UTF-8.
     reader = csv.reader(map(bytes.decode, lines), strict=True)
     header: list[str] = []

@@ -113,7 +113,7 @@ def test_ctrl_c_is_heard_while_it_starts(tmp_path: Path) -> None:
         [*command, "--brokers", "1", "--json"], stdout=subprocess.PIPE, text=True
     ) as up:
         assert up.stdout is not None
-        events = (json.loads(line)["event"] for line in up.stdout)
+        events = (json.loads(line).get("event") for line in up.stdout)
         assert "died" in events
         up.send_signal(signal.SIGINT)
         rest = list(events)

@@ -260,3 +260,26 @@ async def test_a_bug_that_ends_the_pulling_is_told(cluster, topic, monkeypatch) 
         for _ in range(2):
             with pytest.raises(Internal, match="a bug"):
                 await reader.poll(60)
+
+
+async def test_a_queue_that_is_assigned_twice_is_read_once(cluster, topic) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    await cluster.send(topic, [b"1", b"2"], broker="b0", queue_id=0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue, queue], start_from="earliest")
+        assert len(reader._fetcher("b0")._sources) == 1
+        assert await polled(reader, 2) == [b"1", b"2"]
+        await cluster.send(topic, [b"3"], broker="b0", queue_id=0)
+        assert await polled(reader, 1) == [b"3"]
+
+
+async def test_an_error_of_a_place_that_was_left_is_not_told(cluster, topic) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    await cluster.send(topic, [b"1"], broker="b0", queue_id=0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue], start_from="earliest")
+        for leave in (reader.seek, reader.assign):
+            await reader.seek(queue, 99)
+            await until(lambda: bool(reader._failed))
+            await (leave(queue, 0) if leave == reader.seek else leave([queue], start_from=1))
+            assert await polled(reader, 1) == [b"1"]

@@ -142,7 +142,7 @@ class PullConsumer(AsyncClient):
         check_start_from(begin)
         begin = resolved(begin, time_ns() // 1_000_000)
         wanted_messages = Filter.of(filter)
-        wanted = await self.queues(queues) if isinstance(queues, str) else list(queues)
+        wanted = await self.queues(queues) if isinstance(queues, str) else dict.fromkeys(queues)
         ranges = await self._ranges(wanted)
         unknown = [q for q in wanted if self.group is None or ranges[q].committed is None]
         offsets = await self._starts(unknown, ranges, begin)
@@ -218,8 +218,10 @@ class PullConsumer(AsyncClient):
                 raise Closed("the consumer is not started, or closed")
             if self._broken is not None:
                 raise Internal(f"pulling has ended: {self._broken}") from self._broken
-            if self._failed:
-                raise self._told(*self._failed.popleft())
+            while self._failed:
+                source, error = self._failed.popleft()
+                if self._sources.get(source.queue) is source:  # else it was left meanwhile
+                    raise self._told(source, error)
             if messages := self._taken(messages_max):
                 return messages
             self._news.clear()
@@ -232,7 +234,7 @@ class PullConsumer(AsyncClient):
     def _told(self, source: Source, error: DuemqError) -> DuemqError:
         """The application hears of an error: what it commits from now on is of the new topic."""
         queue = source.queue
-        if isinstance(error, TopicReplaced) and self._sources.get(queue) is source:
+        if isinstance(error, TopicReplaced):
             self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
         return error
 

@@ -53,6 +53,21 @@ def test_a_bad_csv_row_is_an_error_and_the_rest_is_read(bad: bytes) -> None:
     assert entries[2].columns == {"x": "3", "y": "4"}
 
 
+def test_json_that_is_nested_too_deep_is_an_error_in_its_place() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    first, second = inputs.from_jsonl(lines(deep + b"\n{}\n"))
+    assert isinstance(first.error, InvalidArgument)
+    assert "line 1" in first.error.message
+    assert second.body == b"{}"
+
+
+def test_a_csv_column_may_be_as_long_as_a_body() -> None:
+    text = "x" * (4 << 20)
+    [entry] = inputs.from_csv(lines(f"id,text\n1,{text}\n".encode()))
+    assert entry.error is None
+    assert entry.columns["text"] == text
+
+
 def test_reading_is_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     assert list(inputs.counted(lines(b"ab\nc"), sizes.append)) == [b"ab\n", b"c"]
