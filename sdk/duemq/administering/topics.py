@@ -10,10 +10,17 @@ import grpc.aio
 
 from duemq.administering.asking import Asking, Method, refuse_missing
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
-from duemq.errors import DuemqError, MissingBroker, TopicExists, TopicNotFound
+from duemq.errors import (
+    DuemqError,
+    Internal,
+    MissingBroker,
+    TopicExists,
+    TopicNotFound,
+    Unavailable,
+)
 from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.protocol.route import Broker
+from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -99,26 +106,35 @@ class Topics(Asking):
         Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
         """
         request = admin_pb2.DeleteTopicRequest(name=name)
+        deleted: list[str] = []
+        away: dict[str, MissingBroker] = {}
 
-        async def delete_at(broker: str) -> bool:
-            return await self._done_at(
-                broker,
-                lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
-                    request, timeout=left_s
-                ),
-                TopicNotFound,
-            )
+        async def delete_at(broker: str) -> None:
+            try:
+                if await self._done_at(
+                    broker,
+                    lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
+                        request, timeout=left_s
+                    ),
+                    TopicNotFound,
+                ):
+                    deleted.append(broker)
+            except (Unavailable, Internal) as error:
+                away[broker] = MissingBroker(broker, str(error))
 
-        live = [broker.name for broker in self._asker.brokers()]
-        outcomes = await asyncio.gather(*map(delete_at, live))
-        deleted = [broker for broker, done in zip(live, outcomes, strict=True) if done]
-        missing = self._client.missing
+        await asyncio.gather(*(delete_at(broker.name) for broker in self._asker.brokers()))
+        away |= {each.name: each for each in self._client.missing}
+        missing = [away[broker] for broker in sorted(away)]
         if not deleted:
             refuse_missing(missing, f"the others know no topic {name!r}")
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
-        await self._client.wait_for(
-            lambda routes: routes.route(name) is None, self._asker.timeout_s
-        )
+
+        def is_gone(routes: RouteCache) -> bool:
+            route = routes.route(name)
+            return route is None or all(each.broker in away for each in route.brokers)
+
+        await self._client.wait_for(is_gone, self._asker.timeout_s)
+        deleted.sort()
         done = f"deleted at {', '.join(deleted)}: delete it again when all are there"
         refuse_missing(missing, done, deleted)
 

@@ -131,6 +131,21 @@ async def test_what_changes_something_changes_nothing(cluster: Cluster) -> None:
     assert (row["broker"], row["before"], row["after"]) == ("b0", 1, 0)
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["people", "programs"])
+async def test_a_topic_is_deleted_where_a_broker_answers(cluster: Cluster, form) -> None:
+    delete = ("--timeout", PATIENT_S, "topic", "delete", TOPIC, "--yes", *form)
+    done = await run(cluster.nameserver, *delete)
+    assert done.exit_code == Exit.PARTIAL, done.stdout + done.stderr
+    if form:
+        first, last = rows(done)
+        assert first == {"topic": TOPIC, "deleted": True}
+        assert [each["broker"] for each in last["missing_brokers"]] == ["b1"]
+    else:
+        assert f"topic {TOPIC} deleted" in done.stdout
+        assert "incomplete, no answer of b1" in done.stderr
+    assert TOPIC not in cluster.brokers["b0"].store.topics
+
+
 async def test_a_timer_shard_is_released_at_all_brokers_or_at_none(cluster: Cluster) -> None:
     release = ("--timeout", PATIENT_S, "timer", "release", "0", "--accept-loss")
     refused = await run(cluster.nameserver, *release)
