@@ -47,10 +47,22 @@ class Topics(Asking):
             name=name, queues=queues, message_bytes_max=message_bytes_max
         )
         chosen = self._chosen(brokers)
-        made = await asyncio.gather(*(self._create_at(broker.name, config) for broker in chosen))
-        if not any(made):
-            raise TopicExists(f"topic {name!r} exists", field="name", value=name)
+        made: list[str] = []
+        missing: list[MissingBroker] = []
+
+        async def create_at(broker: str) -> None:
+            try:
+                if await self._create_at(broker, config):
+                    made.append(broker)
+            except (Unavailable, Internal) as error:
+                missing.append(MissingBroker(broker, str(error)))
+
         names = {broker.name for broker in chosen}
+        await asyncio.gather(*map(create_at, sorted(names)))
+        there = ", ".join(sorted(made)) or "no other broker"
+        refuse_missing(missing, f"made at {there}: make it again when all are there")
+        if not made:
+            raise TopicExists(f"topic {name!r} exists", field="name", value=name)
         await self._client.wait_for(
             lambda routes: (
                 (route := routes.route(name)) is not None

@@ -131,6 +131,18 @@ async def test_what_changes_something_changes_nothing(cluster: Cluster) -> None:
     assert (row["broker"], row["before"], row["after"]) == ("b0", 1, 0)
 
 
+async def test_a_topic_that_is_not_made_everywhere_is_said_to_be_made_where_it_is(
+    tmp_path, monkeypatch
+) -> None:
+    soon_given_up(monkeypatch, "b1")
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        await cluster.silence_broker("b1")
+        async with Admin(cluster.nameserver) as admin:
+            with pytest.raises(errors.Unavailable, match=r"no answer of b1: .* made at b0: make it"):
+                await admin.create_topic(TOPIC)
+        assert TOPIC in cluster.brokers["b0"].store.topics
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["people", "programs"])
 async def test_a_topic_is_deleted_where_a_broker_answers(cluster: Cluster, form) -> None:
     delete = ("--timeout", PATIENT_S, "topic", "delete", TOPIC, "--yes", *form)
