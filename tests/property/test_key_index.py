@@ -1,5 +1,8 @@
 """Whatever happens to a queue and to the runs of its key index: look-ups find what was stored."""
 
+from contextlib import ExitStack
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,8 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
+from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.reading.test_lookup import (
@@ -33,17 +38,22 @@ TOPIC = "orders"
 
 
 class KeyIndexModel(RuleBasedStateMachine):
-    """`stored`: what there is, by queue, from its first offset on."""
+    """`stored`: what was stored, by queue, and is not lost; of it is there what the queue keeps."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.spans = short_spans()
-        self.spans.__enter__()
+        self.patches = ExitStack()
+        self.patches.enter_context(short_spans())
+        # Files of the consume queues are as short.
+        few = {"files": None, "file_bytes": SPAN * consume_queue.ENTRY_BYTES}
+        self.patches.enter_context(
+            mock.patch.object(FixedIndex.__init__, "__kwdefaults__", few)
+        )
         self.disk = FaultyDisk()
         self.now_ms = 1_000
 
     def teardown(self) -> None:
-        self.spans.__exit__(None, None, None)
+        self.patches.close()
 
     @initialize()
     def open(self) -> None:
@@ -101,8 +111,37 @@ class KeyIndexModel(RuleBasedStateMachine):
         position = data.draw(st.sampled_from(self.store.log.segments)).start
         self.store.tables.drop_before(position)
         self.store.log.delete_before(position)
-        for queue, kept in zip(self.store.queues_of(TOPIC), self.stored, strict=True):
-            kept[:] = [each for each in kept if each.offset >= queue.min_offset]
+
+    @rule(queue_id=st.integers(0, QUEUES - 1), share=st.floats(0, 1), killed=st.booleans())
+    def purge(self, queue_id: int, share: float, killed: bool) -> None:
+        queue = self.store.queue(TOPIC, queue_id)
+        offset = queue.min_offset + int(share * (queue.max_offset - queue.min_offset))
+        left = [each for each in self.there()[queue_id] if each.offset >= offset]
+        self.store.purge(TOPIC, {queue_id: offset})
+        settle(self.store)
+        if killed:
+            self.kill()
+        assert self.there()[queue_id] == left
+
+    @rule(data=st.data())
+    def lose_the_end(self, data: st.DataObject) -> None:
+        """All that came with a message or later is cut off the log."""
+        kept = [each for queue in self.there() for each in queue]
+        if not kept:
+            return
+        first = data.draw(st.sampled_from(kept))
+        queues = self.store.queues_of(TOPIC)
+        position = queues[first.queue_id].frame_at(first.offset)
+        for queue, stored in zip(queues, self.stored, strict=True):
+            stored[:] = [
+                each
+                for each in stored
+                if each.offset < queue.min_offset or queue.frame_at(each.offset) < position
+            ]
+        self.store.close()
+        cut(f"{DATA}/{recovery.LOG_DIRECTORY}", position, self.disk)
+        self.disk = self.disk.after_kill()
+        self.store = self.opened()
 
     @rule()
     def make_anew(self) -> None:
@@ -118,11 +157,18 @@ class KeyIndexModel(RuleBasedStateMachine):
             self.store = self.opened()
             assert not runs_of(self.disk, TOPIC)
 
+    def there(self) -> list[list[Stored]]:
+        return [
+            [each for each in stored if each.offset >= queue.min_offset]
+            for queue, stored in zip(self.store.queues_of(TOPIC), self.stored, strict=True)
+        ]
+
     @invariant()
     def look_ups_find_what_is_there(self) -> None:
+        there = self.there()
         for key in KEYS[1:]:
             for size in (1, 100):
-                wanted = [each for queue in self.stored for each in queue if each.record.key == key]
+                wanted = [each for queue in there for each in queue if each.record.key == key]
                 assert walk(self.store, by_key(key), records_max=size) == wanted
 
     @invariant()
