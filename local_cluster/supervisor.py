@@ -33,7 +33,8 @@ from duemq_server.local_cluster.layout import Layout
 from duemq_server.local_cluster.restarts import RestartPolicy
 
 DRAIN_TIMEOUT_S = 20.0
-START_TIMEOUT_S = 2.0
+# Of a fork, on a machine that may be very busy.
+START_TIMEOUT_S = 30.0
 
 
 class ClusterFailed(Exception):

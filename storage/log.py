@@ -347,6 +347,14 @@ class SegmentedLog:
             self._pending_bytes -= size
         return Group(len(group), size, self.written_position)
 
+    def accept_loss(self) -> None:
+        """The owner has noted durably what the log has lost: the next start is not to find it.
+
+        After `recover`.  Raises DiskFull, DiskFailed.
+        """
+        if self._lost:
+            self._accept_loss()
+
     def _accept_loss(self) -> None:
         """The owner knows by now.  A mark beyond the end would make damage of a torn write."""
         with self._syncing():

@@ -84,6 +84,7 @@ def open_store(
     if lost or (opening.whole and state):
         # Before anything is appended: the checkpoint that was found says what is not so.
         take_checkpoint(data_dir, disk, opening.log, opening.tables, opening.log.end_position)
+        opening.log.accept_loss()
     opening.rebuilding.remove()
     if unsynced_boot:
         unsynced.put(unsynced_boot)

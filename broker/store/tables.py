@@ -246,9 +246,7 @@ class Tables:
         ends = {topic.id: saved.queues[topic.name] for topic in of_checkpoint}
         for queue in list(self._purged):
             known = ends.get(queue.topic_id, ())
-            if queue.dropped or (
-                queue.queue_id < len(known) and queue.free(known[queue.queue_id])
-            ):
+            if queue.dropped or (queue.queue_id < len(known) and queue.free(known[queue.queue_id])):
                 self._purged.discard(queue)
 
     def restore(self, state: CheckpointState, *, rebuild: bool = False) -> None:

@@ -126,6 +126,15 @@ def _without_checkpoint(disk: FaultyDisk) -> FaultyDisk:
     return disk
 
 
+def test_a_loss_is_found_once(caplog: pytest.LogCaptureFixture) -> None:
+    disk, _ = cut_after_a_checkpoint(50)
+    ends = [queue.next_offset for queue in opened(disk).all_queues()]
+    caplog.clear()
+    for again in (disk.after_kill(), disk.after_power_cut()):
+        assert [queue.next_offset for queue in opened(again).all_queues()] == ends
+    assert caplog.text == ""
+
+
 def test_what_was_committed_bounds_a_queue_that_got_nothing_since() -> None:
     disk, _ = cut_after_a_checkpoint(50)
     store = opened(disk)

@@ -46,9 +46,7 @@ class KeyIndexModel(RuleBasedStateMachine):
         self.patches.enter_context(short_spans())
         # Files of the consume queues are as short.
         few = {"files": None, "file_bytes": SPAN * consume_queue.ENTRY_BYTES}
-        self.patches.enter_context(
-            mock.patch.object(FixedIndex.__init__, "__kwdefaults__", few)
-        )
+        self.patches.enter_context(mock.patch.object(FixedIndex.__init__, "__kwdefaults__", few))
         self.disk = FaultyDisk()
         self.now_ms = 1_000
 
@@ -219,7 +217,7 @@ def test_with_runs_and_without_them_alike(batches, from_ms, to_ms, records_max, 
 def test_a_key_on_both_sides_of_what_the_log_has_lost_is_found(records_max: int) -> None:
     disk = FaultyDisk()
     with short_spans():
-        store, stored = filled([(0, 1, [("a", 1)])] * 3, disk)
+        store, _ = filled([(0, 1, [("a", 1)])] * 3, disk)
         last = store.queue(TOPIC, 0).frame_at(2)
         save(store, disk)
         store.close()

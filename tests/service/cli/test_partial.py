@@ -138,7 +138,9 @@ async def test_a_topic_that_is_not_made_everywhere_is_said_to_be_made_where_it_i
     async with running_cluster(tmp_path, "b0", "b1") as cluster:
         await cluster.silence_broker("b1")
         async with Admin(cluster.nameserver) as admin:
-            with pytest.raises(errors.Unavailable, match=r"no answer of b1: .* made at b0: make it"):
+            with pytest.raises(
+                errors.Unavailable, match=r"no answer of b1: .* made at b0: make it"
+            ):
                 await admin.create_topic(TOPIC)
         assert TOPIC in cluster.brokers["b0"].store.topics
 
