@@ -106,6 +106,8 @@ class FixedIndex:
                 self._remove(start)
                 start = self._gaps[-1][0]
                 self._gaps = self._gaps[:-1]
+                if self._starts[-1] == start:
+                    self._remove(start)  # said that the file before is not full
             if number == self._starts[-1] + self._per_file:
                 self._new_file(start)  # else it would look as if the file before were full
             self._gaps = [*self._gaps, (start, number)]
@@ -267,11 +269,12 @@ class FixedIndex:
         """
         number = self.present(min(number, self.end))
         self.first = max(self.first, number)
-        self._gaps = [gap for gap in self._gaps if gap[1] > self.first]
         done = number if files_before is None else min(number, files_before)
         with self._flush_lock:
             while len(self._starts) > 1 and self._starts[1] <= done:
                 self._remove(self._starts[0])
+            kept = self._starts[0] if self._starts else self.first
+            self._gaps = [gap for gap in self._gaps if gap[1] > kept]
 
     def _remove(self, start: int) -> None:
         path = self._path(start)

@@ -271,6 +271,7 @@ def test_the_charts_readme_names_every_value():
         ({"fullnameOverride": "x" * 37, "timerService": {"replicasPerShard": 2}}, "too long"),
         # Kubernetes labels pods with their set's name, a dash and up to ten characters.
         ({"fullnameOverride": "x" * 39}, "too long a name of a StatefulSet"),
+        ({"broker": {"port": 9880}}, "broker: port and metricsPort are both 9880"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):

@@ -111,6 +111,9 @@ spec:
 {{- if gt (len $fullname) 52 }}
 {{- fail (printf "%s is too long a name of a StatefulSet, at most 52 characters: choose a shorter fullnameOverride" $fullname) }}
 {{- end }}
+{{- if and .root.Values.metrics.enabled (eq (int .values.port) (int .values.metricsPort)) }}
+{{- fail (printf "%s: port and metricsPort are both %v" .role .values.port) }}
+{{- end }}
 {{- $persistence := default dict .values.persistence -}}
 apiVersion: apps/v1
 kind: StatefulSet
