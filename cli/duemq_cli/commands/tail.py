@@ -131,7 +131,7 @@ class _Reader:
                     self.consumer.seek(queue, offset)
             except OffsetOutOfRange as error:  # retention was faster
                 self._session.output.note(f"{error}; goes on with what is there")
-                self._read_from(self._clamped())
+                self.go_on()
             if time.monotonic() < look_at:
                 continue
             look_at = time.monotonic() + LOOK_EVERY_S
@@ -151,15 +151,15 @@ class _Reader:
     def _positions(self) -> dict[MessageQueue, int]:
         return {queue: self.consumer.position(queue) for queue in self.consumer.assignment}
 
-    def _clamped(self) -> dict[MessageQueue, int]:
-        """The positions, within what the queues have now."""
+    def go_on(self) -> None:
+        """Goes on within what the queues have now; where a broker is away, as it was."""
         with self._session.admin() as admin:
             now = {(q.broker, q.queue): q for q in admin.describe_topic(self._topic).queues}
-        return {
-            queue: min(max(position, found.min_offset), found.max_offset)
-            for queue, position in self._positions().items()
-            if (found := now.get((queue.broker, queue.queue_id))) is not None
-        }
+        for queue, position in self._positions().items():
+            found = now.get((queue.broker, queue.queue_id))
+            if found is not None:
+                position = min(max(position, found.min_offset), found.max_offset)
+            self.consumer.seek(queue, position)
 
     def _print(self, messages: Iterable[Message]) -> None:
         for message in messages:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from duemq.aio import Admin
+from duemq.protocol.balance import MessageQueue
+from duemq.v1 import admin_pb2
+from duemq_cli.commands.tail import _Reader
 from duemq_cli.exits import Exit
+from duemq_cli.printing import MessagePrinter
+from duemq_cli.session import Session
 from tests.service.cli.commands import rows, run, start
 from tests.service.running_cluster import Cluster, running_cluster
 
@@ -110,3 +116,37 @@ def test_raw_bytes_are_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with pytest.raises(click.UsageError, match="not to a terminal"):
         MessagePrinter(Output(False), raw=True)
+
+
+async def test_what_was_printed_is_not_printed_again_once_a_broker_is_back(
+    cluster: Cluster,
+) -> None:
+    """It was away as retention took what the other one had."""
+    session = Session(address=cluster.nameserver, json=True)
+    async with Admin(cluster.nameserver) as admin:
+        found = await admin.describe_topic(TOPIC)
+    reader = _Reader(session, MessagePrinter(session.output, raw=False), found, "")
+    ends = {MessageQueue(TOPIC, q.broker, q.queue): q.max_offset for q in found.queues}
+
+    def fall_behind() -> None:
+        reader.consumer.start()
+        reader.consumer.assign(list(ends))
+        for queue in ends:
+            if queue.broker == "b0":
+                reader.consumer.seek(queue, 0)
+
+    try:
+        await asyncio.to_thread(fall_behind)
+        cuts = [
+            admin_pb2.QueueCut(queue_id=queue.queue_id, before_offset=end)
+            for queue, end in ends.items()
+            if queue.broker == "b0"
+        ]
+        await cluster.clients["b0"].admin.PurgeTopic(
+            admin_pb2.PurgeTopicRequest(name=TOPIC, cuts=cuts)
+        )
+        await cluster.stop_broker("b1")
+        await asyncio.to_thread(reader.go_on)
+        assert {queue: reader.consumer.position(queue) for queue in ends} == ends
+    finally:
+        await asyncio.to_thread(reader.consumer.close)
