@@ -20,7 +20,7 @@ from duemq.errors import (
 )
 from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.protocol.route import Broker, RouteCache
+from duemq.protocol.route import Broker
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -47,20 +47,16 @@ class Topics(Asking):
             name=name, queues=queues, message_bytes_max=message_bytes_max
         )
         chosen = self._chosen(brokers)
-        made: list[str] = []
-        missing: list[MissingBroker] = []
-
-        async def create_at(broker: str) -> None:
-            try:
-                if await self._create_at(broker, config):
-                    made.append(broker)
-            except (Unavailable, Internal) as error:
-                missing.append(MissingBroker(broker, str(error)))
-
         names = {broker.name for broker in chosen}
-        await asyncio.gather(*map(create_at, sorted(names)))
-        there = ", ".join(sorted(made)) or "no other broker"
-        refuse_missing(missing, f"made at {there}: make it again when all are there")
+        request = admin_pb2.CreateTopicRequest(topic=config)
+        made, away = await self._done(
+            names,
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
+                request, timeout=left_s
+            ),
+            TopicExists,
+        )
+        refuse_missing(list(away.values()), _again("create", made))
         if not made:
             raise TopicExists(f"topic {name!r} exists", field="name", value=name)
         await self._client.wait_for(
@@ -84,33 +80,33 @@ class Topics(Asking):
             raise checks.wrong("brokers", listed or names, "a list of names, or None for all")
         return [self._client.broker(name) for name in sorted(set(listed))]
 
-    async def _create_at(self, broker: str, config: admin_pb2.TopicConfig) -> bool:
-        """Whether it was made there now; False: it exists."""
-        request = admin_pb2.CreateTopicRequest(topic=config)
-        return await self._done_at(
-            broker,
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
-                request, timeout=left_s
-            ),
-            TopicExists,
-        )
+    async def _done(
+        self, brokers: Iterable[str], method: Method[object], done_before: type[DuemqError]
+    ) -> tuple[list[str], dict[str, MissingBroker]]:
+        """Where done; who is away."""
+        done: list[str] = []
+        away: dict[str, MissingBroker] = {}
 
-    async def _done_at(
-        self, broker: str, method: Method[object], done_before: type[DuemqError]
-    ) -> bool:
-        """Whether it was done there now; False: it was so before."""
-        attempts = 0
+        async def at(broker: str) -> None:
+            attempts = 0
 
-        async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
-            nonlocal attempts
-            attempts += 1
-            return await method(to, left_s)
+            async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
+                nonlocal attempts
+                attempts += 1
+                return await method(to, left_s)
 
-        try:
-            await self._asker.at(broker, attempt)
-        except done_before:
-            return attempts > 1  # done by an earlier attempt whose answer was lost
-        return True
+            try:
+                await self._asker.at(broker, attempt)
+            except done_before:
+                if attempts == 1:
+                    return
+            except (Unavailable, Internal) as error:
+                away[broker] = MissingBroker(broker, str(error))
+                return
+            done.append(broker)
+
+        await asyncio.gather(*map(at, brokers))
+        return sorted(done), away
 
     async def delete_topic(self, name: str) -> None:
         """Deletes a topic and its messages on every broker.
@@ -118,37 +114,27 @@ class Topics(Asking):
         Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
         """
         request = admin_pb2.DeleteTopicRequest(name=name)
-        deleted: list[str] = []
-        away: dict[str, MissingBroker] = {}
-
-        async def delete_at(broker: str) -> None:
-            try:
-                if await self._done_at(
-                    broker,
-                    lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
-                        request, timeout=left_s
-                    ),
-                    TopicNotFound,
-                ):
-                    deleted.append(broker)
-            except (Unavailable, Internal) as error:
-                away[broker] = MissingBroker(broker, str(error))
-
-        await asyncio.gather(*(delete_at(broker.name) for broker in self._asker.brokers()))
+        deleted, away = await self._done(
+            [broker.name for broker in self._asker.brokers()],
+            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
+                request, timeout=left_s
+            ),
+            TopicNotFound,
+        )
         away |= {each.name: each for each in self._client.missing}
         missing = [away[broker] for broker in sorted(away)]
         if not deleted:
             refuse_missing(missing, f"the others know no topic {name!r}")
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
 
-        def is_gone(routes: RouteCache) -> bool:
-            route = routes.route(name)
-            return route is None or all(each.broker in away for each in route.brokers)
-
-        await self._client.wait_for(is_gone, self._asker.timeout_s)
-        deleted.sort()
-        done = f"deleted at {', '.join(deleted)}: delete it again when all are there"
-        refuse_missing(missing, done, deleted)
+        await self._client.wait_for(
+            lambda routes: (
+                (route := routes.route(name)) is None
+                or {served.broker for served in route.brokers} <= away.keys()
+            ),
+            self._asker.timeout_s,
+        )
+        refuse_missing(missing, _again("delete", deleted), deleted)
 
     async def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
         """Takes all messages of a topic away, for every group; what is sent from now on stays.
@@ -254,3 +240,7 @@ class Topics(Asking):
             ),
             asked.missing,
         )
+
+
+def _again(verb: str, done: list[str]) -> str:
+    return f"{verb}d at {', '.join(done) or 'none'}: {verb} it again when all are there"

@@ -220,8 +220,11 @@ class PullConsumer(AsyncClient):
                 raise Internal(f"pulling has ended: {self._broken}") from self._broken
             while self._failed:
                 source, error = self._failed.popleft()
-                if self._sources.get(source.queue) is source:  # else it was left meanwhile
-                    raise self._told(source, error)
+                queue = source.queue
+                if self._sources.get(queue) is source:
+                    if isinstance(error, TopicReplaced):
+                        self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
+                    raise error
             if messages := self._taken(messages_max):
                 return messages
             self._news.clear()
@@ -230,13 +233,6 @@ class PullConsumer(AsyncClient):
                     await self._news.wait()
             except TimeoutError:
                 return []
-
-    def _told(self, source: Source, error: DuemqError) -> DuemqError:
-        """The application hears of an error: what it commits from now on is of the new topic."""
-        queue = source.queue
-        if isinstance(error, TopicReplaced):
-            self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
-        return error
 
     def _taken(self, messages_max: int) -> list[Message]:
         taken: list[Message] = []

@@ -139,7 +139,7 @@ async def test_a_topic_that_is_not_made_everywhere_is_said_to_be_made_where_it_i
         await cluster.silence_broker("b1")
         async with Admin(cluster.nameserver) as admin:
             with pytest.raises(
-                errors.Unavailable, match=r"no answer of b1: .* made at b0: make it"
+                errors.Unavailable, match=r"no answer of b1: .* created at b0: create it"
             ):
                 await admin.create_topic(TOPIC)
         assert TOPIC in cluster.brokers["b0"].store.topics
