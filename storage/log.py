@@ -273,7 +273,7 @@ class SegmentedLog:
         if length > record.ENTRY_BYTES_MAX:
             raise ValueError(f"an entry of {length} bytes exceeds {record.ENTRY_BYTES_MAX}")
         with self._lock:
-            self._check_writable(length)
+            self._check_writable(length, self._pending_bytes_max)
             position = self.end_position
             first = not self._pending
             self._pending.append(Pending(position, kind, parts, body_length, length))
@@ -284,17 +284,16 @@ class SegmentedLog:
             self.on_append()
         return position, end
 
-    def _check_writable(self, length: int) -> None:
+    def _check_writable(self, length: int, pending_bytes_max: int) -> None:
         if not self._recovered:
             raise RuntimeError("recover() was not run to its end")
         if self._failure is not None:
             raise DiskFailed(str(self._failure))
         if self.disk_full:
             raise DiskFull(f"{self.directory}: no space left")
-        if self._pending_bytes and self._pending_bytes + length > self._pending_bytes_max:
+        if self._pending_bytes and self._pending_bytes + length > pending_bytes_max:
             raise LogFull(
-                f"{self._pending_bytes} bytes wait for the disk, at most"
-                f" {self._pending_bytes_max} may"
+                f"{self._pending_bytes} bytes wait for the disk, at most {pending_bytes_max} may"
             )
 
     @property

@@ -151,6 +151,12 @@ class Follower:
         self.end = end
         return Extend(chunk.position, memoryview(chunk.data).toreadonly(), end)
 
+    def not_taken(self, extend: Extend) -> None:
+        """The log did not take it, so it is not here: the stream is of no use any more."""
+        self.end = extend.position
+        self.committed = min(self.committed, self.end)
+        self.epochs.truncate(self.end)
+
     def synced(self, position: int) -> None:
         """The log is durable up to there."""
         self.durable = min(max(self.durable, position), self.end)

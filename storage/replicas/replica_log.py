@@ -29,6 +29,9 @@ from duemq_server.storage.segment import Segment, SegmentWriter, path_of
 
 _RUN = -1
 """In place of a kind: entries that are encoded already."""
+EXTENDED_BYTES_MAX = 16 << 20
+"""May wait for the disk of what another replica sends, if not more may of what is appended: above
+what a leader sends without an answer, whose bound it is (UNANSWERED_BYTES_MAX), and a batch."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +126,8 @@ class ReplicaLog(SegmentedLog):
         with self._lock:
             if position != self.end_position:
                 raise ValueError(f"the log ends at {self.end_position}, not at {position}")
-            self._check_writable(end - position)
+            most = max(self._pending_bytes_max, EXTENDED_BYTES_MAX)
+            self._check_writable(end - position, most)
             self._claims += claims
             first = not self._pending and bool(pending)
             self._pending += pending

@@ -9,6 +9,8 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq_server.replication.running.leading.term import FULL_MS
 from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.errors import LogFull
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import network
 from tests.service.running_cluster import until
@@ -201,6 +203,28 @@ async def test_a_follower_whose_disk_is_full_is_out_until_there_is_space(running
         full.disk.full = False
         await until(lambda: full.replica.me in record.record.in_sync)
         await until(lambda: full.lines == [b"one", b"two"])
+
+
+async def test_who_could_not_take_what_is_committed_long_since_is_sent_it_again(
+    running, monkeypatch
+):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        slow, _ = others_of(group, leader)
+        await slow.kill()
+        await group.write(b"one")  # committed without it
+        refused = []
+
+        def extend(log, position, runs, extend=ReplicaLog.extend):
+            if log.directory.startswith(str(slow.directory)) and not refused:
+                refused.append(position)
+                raise LogFull("too much waits for the disk")
+            return extend(log, position, runs)
+
+        monkeypatch.setattr(ReplicaLog, "extend", extend)
+        slow.start()
+        await until(lambda: bool(refused))
+        await until(lambda: slow.lines == [b"one"])
+        await group.in_sync(3)
 
 
 async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):

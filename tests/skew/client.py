@@ -2,10 +2,11 @@
 
     python -m tests.skew.client send NAMESERVERS TOPIC FILE NAME
     python -m tests.skew.client consume NAMESERVERS TOPIC FILE NAME
+    python -m tests.skew.client tend NAMESERVERS TOPIC FILE NAME
 
 It appends to FILE what it does and sees, for `tests.cluster.checker`, and ends when its standard
 input does.  `sent`, `acked` and so on are as there; "in doubt" is a message of which it was not
-told what its cancel, or its replacement, came to.
+told what its cancel, or its replacement, came to.  What `tend` does: tending.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import DuemqError
 from duemq.settings import ProducerSettings
 from tests.cluster.history import History, now_ms
+from tests.skew.tending import tend
 
 SEND_S = 60.0
 DELAY_S_MAX = 3.0
@@ -167,7 +169,8 @@ def main() -> None:
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     history = Recorded(Path(file))
-    (send if what == "send" else consume)(nameserver, topic, history, name, stop)
+    work = {"send": send, "consume": consume, "tend": tend}[what]
+    work(nameserver, topic, history, name, stop)
 
 
 if __name__ == "__main__":

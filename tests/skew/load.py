@@ -6,7 +6,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from duemq import Admin, Producer
@@ -17,6 +17,8 @@ from tests.cluster.harness import WAIT_S, topic_name, until
 from tests.cluster.history import History
 from tests.cluster.replicated import status
 from tests.skew.releases import Release
+from tests.skew.tending import topics_of
+from tests.skew.tending_checker import faults
 
 MODULE = "tests.skew.client"
 QUEUES = 4
@@ -45,7 +47,10 @@ def ballast(cluster: EmbeddedCluster, shard: str) -> None:
 
 
 class Load:
-    """A sender and a member of a group in each release; use `at_work`."""
+    """In each release a sender, a member of a group, and who tends schedules, holds and jobs.
+
+    Use `at_work`.
+    """
 
     def __init__(self, cluster: EmbeddedCluster, directory: Path) -> None:
         self.topic = topic_name()
@@ -54,7 +59,7 @@ class Load:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, what: str, release: Release) -> None:
-        """What: send or consume."""
+        """What: send, consume or tend."""
         name = f"{what}-{release.name}"
         arguments = (what, self._cluster.nameserver, self.topic, str(self._file(name)), name)
         with self._log(name).open("ab") as log:
@@ -89,6 +94,18 @@ class Load:
         for name, known in before.items():
             until(lambda n=name, k=known: self._acked_of_both_kinds(n, k), GOES_ON_S)  # type: ignore[misc]
 
+    def tends(self) -> None:
+        """Each who tends ends a round that it begins from now on."""
+        begun = {name: self._rounds(name, "round begins") for name in self._tending()}
+        for name, before in begun.items():
+            until(lambda n=name, b=before: self._rounds(n, "round") > b, GOES_ON_S)  # type: ignore[misc]
+
+    def _tending(self) -> list[str]:
+        return [name for name in self._names() if name.startswith("tend")]
+
+    def _rounds(self, name: str, event: str) -> int:
+        return sum(each["event"] == event for each in self._read(name))
+
     def _sent(self, name: str) -> set[str]:
         return {event["id"] for event in self._read(name) if event["event"] == "sent"}
 
@@ -101,10 +118,25 @@ class Load:
         return set(acked) == {False, True}
 
     def events(self) -> list[Event]:
-        """Of all clients; without what nobody can tell."""
-        found = [event for name in self._names() for event in self._read(name)]
+        """Of who sends and consumes; without what nobody can tell."""
+        others = sorted(set(self._names()) - set(self._tending()))
+        found = [event for name in others for event in self._read(name)]
         doubt = {event["id"] for event in found if event["event"] == "in doubt"}
         return [e for e in found if e["event"] != "acked" or e["id"] not in doubt]
+
+    def tended(self) -> list[Event]:
+        """Of who tends, and what their topics hold now."""
+        found = [event for name in self._tending() for event in self._read(name)]
+        stored = History()
+        for name in self._tending():
+            held, bulk, beats = topics_of(f"{self.topic}-{name}")
+            for topic in (held, bulk):
+                stored.stored(read_topic(self._cluster.nameserver, topic))
+            for each in read_topic(self._cluster.nameserver, beats):
+                at_ms = int(each.properties["duemq.scheduled_ms"])
+                times = {"scheduled_ms": at_ms, "due_ms": each.due_ms, "store_ms": each.store_ms}
+                stored.add("beat", beats, **times)
+        return [*found, *stored.events]
 
     def missing(self) -> int:
         """Messages that must come and that the group has not received yet."""
@@ -137,22 +169,37 @@ def at_work(
     load = Load(cluster, directory)
     with Admin(cluster.nameserver) as admin:
         admin.create_topic(load.topic, queues=QUEUES)
+        for release in releases:
+            for topic in topics_of(f"{load.topic}-tend-{release.name}"):
+                admin.create_topic(topic)
     with ExitStack() as stack:
         stack.callback(load.kill)
-        for what in ("consume", "send"):
+        for what in ("consume", "send", "tend"):
             for release in releases:
                 load.start(what, release)
         load.goes_on()
         yield load
         load.goes_on()
+        load.tends()
+        load.stop("tend")
         load.stop("send")
         cluster.wait_ready()
         until(lambda: load.missing() == 0)
+        with suppress(AssertionError):  # they are named below
+            until(lambda: faults(load.tended()) == [])
         load.stop("consume")
     _judge(cluster, load, directory)
 
 
 def _judge(cluster: EmbeddedCluster, load: Load, directory: Path) -> None:
+    tended = load.tended()
+    dump(tended, directory / "tended.json")
+    kinds = Counter(event["event"] for event in tended)
+    print(
+        f"{kinds['round']} rounds of holds and jobs, with {kinds['sent']} messages;"
+        f" {kinds['beat']} of {kinds['planned']} schedules"
+    )
+    assert faults(tended) == []
     stored = History()
     stored.stored(read_topic(cluster.nameserver, load.topic))
     events = [*load.events(), *stored.events]

@@ -3,7 +3,9 @@
 SKEW_FROM names the revision that it comes from (`make skew FROM=<revision>`); by default the last
 release, which `last-release` names.  Clients of both releases send, cancel and consume all the
 time.  Judged as test_kill9.py: nothing acknowledged is lost, stored twice or early, what was
-cancelled never comes, and the groups' offsets end where the queues do.  No process may die.
+cancelled never comes, and the groups' offsets end where the queues do.  What is held stays back and
+comes afterwards, schedules keep their plan, and jobs touch what is pending, once (tending.py).  No
+process may die.
 """
 
 from __future__ import annotations
@@ -92,6 +94,8 @@ def _move(cluster: MixedCluster, load: Load, name: str, release: Release, **how:
     cluster.move(name, release, **how)
     cluster.wait_ready()
     load.goes_on()
+    if name.startswith("timer"):
+        load.tends()
     assert cluster.deaths == []
     print(f"{name} runs {release.name}, {time.monotonic() - began:.1f} s", flush=True)
 

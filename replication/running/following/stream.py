@@ -12,7 +12,7 @@ import grpc.aio
 
 from duemq.errors import InvalidArgument
 from duemq.transport import channel
-from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
 from duemq_server.replication.protocol.messages import NeedsSnapshot, Refusal, Welcome
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
@@ -119,12 +119,20 @@ class Following:
             self._on_heard()
             extend = follower.chunk(chunk)
             if extend is not None:
-                self._log.extend(extend.position, [extend.data])
+                self._extend(extend)
             else:
                 self._news.set()
             self._applying.advance(follower.applicable, chunk.log_start)
             if follower.asked_to_lead:
                 self._on_asked()
+
+    def _extend(self, extend: Extend) -> None:
+        """Raises LogFull, StorageError: then it is sent again on another stream."""
+        try:
+            self._log.extend(extend.position, [extend.data])
+        except BaseException:
+            self._follower.not_taken(extend)
+            raise
 
     def _synced(self, position: int) -> None:
         self._follower.synced(position)

@@ -122,6 +122,14 @@ def test_epochs_are_read_off_the_entries() -> None:
     assert follower.epochs.begins[-1] == (5, END + 40)
 
 
+def test_what_the_log_did_not_take_is_not_in_it_and_not_known_to_be_committed() -> None:
+    follower = following()
+    extend = follower.chunk(chunk(entries(END, 1, epoch.KIND), committed=10_000))
+    assert extend is not None
+    follower.not_taken(extend)
+    assert (follower.end, follower.committed, follower.epochs.last) == (END, END, 3)
+
+
 def test_what_is_committed_takes_effect_when_it_is_on_this_disk() -> None:
     follower = following()
     data = entries(END, 1)

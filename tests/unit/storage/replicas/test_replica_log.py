@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from duemq_server.replication.protocol.messages import CHUNK_BYTES_MAX, UNANSWERED_BYTES_MAX
 from duemq_server.storage import record
-from duemq_server.storage.errors import CorruptLog, DiskFull
+from duemq_server.storage.errors import CorruptLog, DiskFull, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
 from duemq_server.storage.replicas import catching_up, epoch
@@ -52,6 +53,22 @@ def bodies(log: SegmentedLog) -> list[bytes]:
 
 def starts(log: SegmentedLog) -> list[int]:
     return [entry.position for entry in log.entries(log.start_position)]
+
+
+def test_what_a_leader_may_send_unanswered_fits_whatever_may_wait_of_its_own() -> None:
+    """Small as that may be: a follower whose disk is slow would end its stream."""
+    leader = opened(FaultyDisk(), segment_bytes=32 << 20)
+    while leader.written_position < UNANSWERED_BYTES_MAX:
+        leader.append(1, [bytes(CHUNK_BYTES_MAX // 2)])
+        commit(leader)
+    follower = opened(FaultyDisk(), segment_bytes=32 << 20, pending_bytes_max=1 << 20)
+    while follower.end_position < leader.end_position:
+        run = leader.read_run(follower.end_position, CHUNK_BYTES_MAX)
+        follower.extend(follower.end_position, [run])
+    with pytest.raises(LogFull):
+        follower.append(1, [b"of its own"])
+    commit(follower)
+    assert starts(follower) == starts(leader)
 
 
 def test_a_log_is_extended_byte_by_byte() -> None:
