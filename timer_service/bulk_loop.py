@@ -174,8 +174,7 @@ class BulkLoop:
             self._over.set()
 
     async def _work(self, walk: Walk) -> None:
-        going = True
-        while going:
+        while True:
             reading = walk.reading()
             if reading is not None:
                 await self._read(walk, reading)
@@ -183,7 +182,8 @@ class BulkLoop:
             await self._room()
             began = time.perf_counter()
             try:
-                going = walk.step(self._clock())
+                if not walk.step(self._clock()):
+                    return  # at once: the next job would find this one's task, and wait for ever
             except (LogFull, DiskFull):
                 await self._log_loop.progress_or(RETRY_S)
                 continue

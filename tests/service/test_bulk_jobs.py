@@ -220,6 +220,26 @@ async def test_behind_a_job_that_has_failed_nobody_waits(
     assert isinstance(results[1], Unavailable)
 
 
+async def test_a_job_that_comes_at_the_moment_that_another_one_is_over_is_done(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with running_shard(cluster, tmp_path) as shard:
+        bulk, jobs = shard.service.shard.bulk, shard.service.shard.scheduler.bulk
+        which = Which(TOPIC, "", 0, 1, None)
+        first = asyncio.create_task(bulk.change(bytes([1]) * 16, which, 600.0))
+        while jobs.open is None:
+            await asyncio.sleep(0)
+        while jobs.open is not None:
+            await asyncio.sleep(0)
+
+        async def is_over() -> bool:
+            second = await bulk.change(bytes([2]) * 16, which, 0.0)
+            return second is not None and second.over_ms > 0
+
+        await until(is_over)
+        await first
+
+
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [

@@ -1,4 +1,4 @@
-"""A client that has schedules, holds topics, and shifts and cancels much at once; round after round.
+"""A client that has schedules, holds topics, shifts and cancels much at once; round after round.
 
 Of each round it writes down what the brokers' logs must have at the end, so that
 `tests.cluster.checker` can judge: what was held is "due" when the hold was to end; what was shifted
