@@ -197,7 +197,7 @@ def _judge(cluster: EmbeddedCluster, load: Load, directory: Path) -> None:
     kinds = Counter(event["event"] for event in tended)
     print(
         f"{kinds['round']} rounds of holds and jobs, with {kinds['sent']} messages;"
-        f" {kinds['beat']} of {kinds['planned']} schedules"
+        f" {kinds['beat']} messages of {kinds['planned']} schedules"
     )
     assert faults(tended) == []
     stored = History()

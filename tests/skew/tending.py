@@ -9,9 +9,11 @@ schedule of the client is judged by `tending_checker.py`.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tenacity
@@ -32,6 +34,9 @@ RETRY_S = 0.2
 EVERY_MS = 1_000
 HOUR_S = 3_600
 HELD_DELAY_S = 0.2
+LOCK = Path("jobs.lock")
+"""One client at a time asks for jobs: in releases up to 2ce558f a job that came as another one ended
+was never done."""
 COUNT = 6  # of each kind a round; half of them under timer keys
 
 
@@ -72,7 +77,11 @@ class Tender:
         try:
             self._answered(lambda: self._admin.hold_timers(self.held))
             held = self._sent(self.held, "h", HELD_DELAY_S)
-            self._change_all()
+            sent = self._sent(self.bulk, "b", HOUR_S)
+            self._until(lambda: self._count(self.bulk).pending == len(sent), "all sent are pending")
+            with LOCK.open("a", encoding="ascii") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._change_all(sent)
             self._until(lambda: self._count(self.held).held >= len(held), "timers are held")
             self._resume(held)
             self._until(lambda: not self._count(self.bulk).pending, "shifted timers go")
@@ -90,10 +99,8 @@ class Tender:
 
     # -- bulk jobs --------------------------------------------------------------------------------
 
-    def _change_all(self) -> None:
+    def _change_all(self, sent: Sequence[str]) -> None:
         """Every second round some are cancelled; the others are shifted, so that they are due."""
-        sent = self._sent(self.bulk, "b", HOUR_S)
-        self._until(lambda: self._count(self.bulk).pending == len(sent), "all sent are pending")
         gone = [id for id in sent if "key" in id] if self._round % 2 else []
         if gone:
             self._job(len(gone), lambda **job: self._admin.cancel_pending(**job, key_prefix="b"))
