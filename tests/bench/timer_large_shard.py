@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1_200)
     parser.add_argument("--rate", type=int, default=1 << 30, help="catch_up_rate, bytes a second")
-    parser.add_argument("--memory", type=int, default=256 << 20)
+    parser.add_argument("--memory", type=int, default=128 << 20)
     parser.add_argument("--directory")
     given = parser.parse_args()
     print(

@@ -35,8 +35,8 @@ EVERY_MS = 1_000
 HOUR_S = 3_600
 HELD_DELAY_S = 0.2
 LOCK = Path("jobs.lock")
-"""One client at a time asks for jobs: in releases up to 2ce558f a job that came as another one ended
-was never done."""
+"""One client at a time asks for jobs: up to 2ce558f one that came as another one ended was never
+done."""
 COUNT = 6  # of each kind a round; half of them under timer keys
 
 
