@@ -88,6 +88,7 @@ prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA
 	FAILOVER_STEPS=$${FAILOVER_STEPS:-100} HAND_OVERS=$${HAND_OVERS:-50} $(RUN) pytest -q -s tests/cluster/test_failover.py
 	BLACK_HOLES=$${BLACK_HOLES:-40} $(RUN) pytest -q -s tests/cluster/test_black_holes.py
 	$(RUN) pytest -q -s tests/cluster/test_partitions.py tests/cluster/test_full_disks.py
+	$(RUN) tests.bench.timer_large_shard
 
 skew: setup ## Upgrades a cluster under load, process after process, and goes back (FROM=<revision>, by default the last release; SKEW_REPLICAS).
 	SKEW_FROM=$${FROM:-$$(cat tests/skew/last-release)} $(RUN) pytest -q -s -n0 tests/skew
