@@ -18,7 +18,7 @@ from duemq.v1.timer_pb2 import ChangePendingRequest
 from duemq.v1.timer_pb2_grpc import TimerStub
 from duemq_cli.exits import Exit
 from duemq_server.timer_service.bulk_loop import BulkLoop
-from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
+from duemq_server.timer_service.scheduling.bulk.jobs import BulkJobs, Job, Which
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import HOUR_MS, TOPIC, Shard, running_shard, send
@@ -221,16 +221,20 @@ async def test_behind_a_job_that_has_failed_nobody_waits(
 
 
 async def test_a_job_that_comes_at_the_moment_that_another_one_is_over_is_done(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    over = asyncio.Event()
+
+    def finish(jobs: BulkJobs, *how: Any, finish: Any = BulkJobs.finish) -> None:
+        finish(jobs, *how)
+        over.set()
+
+    monkeypatch.setattr(BulkJobs, "finish", finish)
     async with running_shard(cluster, tmp_path) as shard:
-        bulk, jobs = shard.service.shard.bulk, shard.service.shard.scheduler.bulk
+        bulk = shard.service.shard.bulk
         which = Which(TOPIC, "", 0, 1, None)
         first = asyncio.create_task(bulk.change(bytes([1]) * 16, which, 600.0))
-        while jobs.open is None:
-            await asyncio.sleep(0)
-        while jobs.open is not None:
-            await asyncio.sleep(0)
+        await over.wait()
 
         async def is_over() -> bool:
             second = await bulk.change(bytes([2]) * 16, which, 0.0)
