@@ -30,6 +30,7 @@ SEND_S = 60.0
 CALL_S = 90.0
 """A call is repeated for so long, until it is answered."""
 POLL_S = 0.05
+PAUSE_S = 0.5  # between rounds: others work, too
 RETRY_S = 0.2
 EVERY_MS = 1_000
 HOUR_S = 3_600
@@ -171,6 +172,6 @@ def tend(nameserver: str, topic: str, history: History, name: str, stop: threadi
     with Admin(nameserver) as admin, Producer(nameserver, settings=settings) as producer:
         tender = Tender(admin, producer, f"{topic}-{name}", history)
         tender.begin()
-        while not stop.wait(POLL_S):
+        while not stop.wait(PAUSE_S):
             tender.round()
         tender.end()
