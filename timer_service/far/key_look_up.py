@@ -1,7 +1,7 @@
 """Looking timers up on disk by their keys, and reading them, in a thread of its own.
 
 `KeyLookUp.run` reads what it was given when it was made, and blocks from disk; it changes nothing
-but its results.  They may be out of date when it is done (scheduling/keyed/search.py).
+but its results.  They may be out of date when it is done (search.py).
 
 A look-up of a key reads the blocks that the filter named: their indexes and, where the hash is
 there, the record, whose own topic and key count.  Blocks that the filter does not know yet are read

@@ -1,6 +1,6 @@
 """Far timers that are durable in the timer log and not yet in a block.
 
-Owned by: scheduling/tiers.py.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
+Owned by: Tiers.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
 A list of pieces as they came; nothing is sorted before it is flushed.  Bounded by what comes in
 before `Tiers.memtable_full` is looked at.

@@ -31,7 +31,7 @@ class Limits:
     # Below it nothing is taken over: what fires and makes room again needs space too.
     free_bytes_min: int = 24 << 20
     tombstones_max: int = 1_000_000
-    requests_max: int = 500_000  # remembered, with their answers (keyed/request_memory.py)
+    requests_max: int = 500_000  # remembered, with their answers (request_memory.py)
     request_bytes_max: int = 128 << 20  # of the answers
     schedules_max: int = SCHEDULES_MAX
     schedule_bytes_max: int = SCHEDULE_BYTES_MAX  # in memory
