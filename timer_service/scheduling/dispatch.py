@@ -40,7 +40,7 @@ BATCH_ROWS_MAX = 1_000
 BATCH_BYTES_MAX = 512 * 1024
 # Of one broker, dispatched and not answered; beyond it timers wait here.  All of it is in front of
 # what another topic has due now; with much less a broker has to wait (bench/README.md, "A herd").
-BROKER_BYTES_MAX = 4 * 1024 * 1024
+BROKER_BYTES_MAX = 2 * 1024 * 1024
 # Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
 REJECTED_BYTES_MAX = 64 * 1024 * 1024
 FAILOVER_AFTER_MS = 2_000
