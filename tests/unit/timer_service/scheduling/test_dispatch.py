@@ -176,7 +176,7 @@ def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: FireOutcome
 
 def test_what_is_rejected_for_its_own_sake_holds_up_no_other_topic() -> None:
     dispatcher = dispatcher_with(home=1)
-    for number in range(20):
+    for number in range(REJECTED_BYTES_MAX // BROKER_BYTES_MAX + 2):
         rejected(dispatcher, f"gone{number}", BROKER_BYTES_MAX, FireOutcome.REJECTED)
         if (number + 1) * BROKER_BYTES_MAX <= REJECTED_BYTES_MAX:
             assert dispatcher.choose(ANY, NOW) is not None
