@@ -30,8 +30,9 @@ from duemq_server.storage.segment import Segment, SegmentWriter, path_of
 _RUN = -1
 """In place of a kind: entries that are encoded already."""
 EXTENDED_BYTES_MAX = 16 << 20
-"""May wait for the disk of what another replica sends, if not more may of what is appended: above
-what a leader sends without an answer, whose bound it is (UNANSWERED_BYTES_MAX), and a batch."""
+"""So much of what another replica sent may wait for the disk, or as much as of what is appended.  A
+leader sends UNANSWERED_BYTES_MAX (replication) without an answer: less room would break the stream
+of a follower whose disk stalls."""
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 import grpc.aio
 
@@ -107,8 +107,7 @@ class ScheduleRequests:
         for each in named:
             if isinstance(each, Unavailable):
                 raise each  # it may be allowed later: the request stands for all or none
-        nowhere = set(names.open) - elsewhere.shards.keys()
-        decided = await self._rescheduled(request, named, dues, elsewhere, nowhere)
+        decided = await self._rescheduled(request, named, dues, elsewhere)
         passed = await self._pass_on(request, dues, _theirs(elsewhere, decided))
         response = timer_pb2.RescheduleResponse()
         for at, each in enumerate(named):
@@ -133,12 +132,11 @@ class ScheduleRequests:
         named: Sequence[Handle | TimerKey | DuemqError],
         dues: Sequence[int],
         elsewhere: Located,
-        nowhere: Collection[int],
     ) -> Mapping[int, RescheduleResult]:
         """This shard's decision, by place; none if all of the timers are others'.
 
-        `nowhere`: places of what nobody had.  It may have come to another shard since, and this
-        one have got the queue behind it: so it has not arrived, and is not UNKNOWN.
+        What nobody had may have come to another shard since, and this one have got the queue behind
+        it: so it has not arrived, and is not UNKNOWN.
         """
         asked = {at: each for at, each in enumerate(named) if not isinstance(each, DuemqError)}
         before = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
@@ -150,7 +148,7 @@ class ScheduleRequests:
             [dues[at] for at in asked],
             fire=request.fire_now,
             elsewhere={asked[at] for at in elsewhere.shards},
-            not_yet={asked[at] for at in nowhere if at in asked},
+            not_yet={asked[at] for at in elsewhere.to_come if at in asked},
         )
         return dict(zip(asked, results, strict=True))
 

@@ -28,8 +28,6 @@ class TimerNames:
         self._others = others
         self._sources: dict[tuple[int, int], SourceId | DuemqError] = {}
         self._here: dict[tuple[int, int], _Here] = {}
-        self.open: list[int] = []
-        """Places that `elsewhere` asked others about, of what may come yet, here or there."""
 
     async def elsewhere(
         self, given: Sequence[message_pb2.TimerHandle], places: Sequence[int] | None = None
@@ -38,19 +36,21 @@ class TimerNames:
         untold = self._links.untold()
         if not (untold or self._others.there):
             return NOWHERE_ELSE
-        asked: list[int] = []
         past: list[int] = []
+        to_come: list[int] = []
         for at in range(len(given)) if places is None else places:
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
             here = self._here_of(given[at])
             if here is None or here.has(given[at].offset):
                 continue
-            asked.append(at)
-            (past if here.is_past(given[at].offset) else self.open).append(at)
-        found = await self._others.locate(given, asked)
+            (past if here.is_past(given[at].offset) else to_come).append(at)
+        found = await self._others.locate(given, sorted([*past, *to_come]))
         past = [at for at in past if at not in found.shards and given[at].store_id in untold]
-        return found._replace(missing={**_untold(given, past, untold), **found.missing})
+        return found._replace(
+            missing={**_untold(given, past, untold), **found.missing},
+            to_come=set(to_come) - found.shards.keys(),
+        )
 
     async def moved(
         self, given: Sequence[message_pb2.TimerHandle], unknown: Sequence[int]

@@ -161,12 +161,12 @@ def _log_as_it_was() -> Iterator[None]:
 @contextmanager
 def _closing(consumer: PushConsumer, printer: _Printer) -> Iterator[None]:
     """`printer` knows that it is closed before Ctrl-C, which may have ended it, is heard of."""
-    with consumer:
-        try:
-            yield
-        finally:
-            consumer.close()
-            printer.closed = printer.failure is None
+    consumer.start()
+    try:
+        yield
+    finally:
+        consumer.close()
+        printer.closed = printer.failure is None
 
 
 def _start_of(text: str) -> StartFrom:

@@ -53,9 +53,7 @@ class TimerPages(Timers):
                 self._get(address, wanted, places, found, left_s)
                 for address, places in by_shard.items()
             )
-            failures = filter(None, await asyncio.gather(*asked))
-            for failure in sorted(failures, key=retrying.is_retryable):
-                raise failure
+            retrying.raise_one_of(await asyncio.gather(*asked))
 
         await retrying.until(deadline, attempt, self._client.settings.away_timeout_s)
         return [found[at] for at in range(len(wanted))]

@@ -83,7 +83,7 @@ class Topics(Asking):
     async def _done(
         self, brokers: Iterable[str], method: Method[object], done_before: type[DuemqError]
     ) -> tuple[list[str], dict[str, MissingBroker]]:
-        """Where done; who is away."""
+        """Where it was done; who is away."""
         done: list[str] = []
         away: dict[str, MissingBroker] = {}
 
@@ -99,7 +99,7 @@ class Topics(Asking):
                 await self._asker.at(broker, attempt)
             except done_before:
                 if attempts == 1:
-                    return
+                    return  # else an answer was lost
             except (Unavailable, Internal) as error:
                 away[broker] = MissingBroker(broker, str(error))
                 return

@@ -221,8 +221,8 @@ class PullConsumer(AsyncClient):
             while self._failed:
                 source, error = self._failed.popleft()
                 queue = source.queue
-                if self._sources.get(queue) is source:
-                    if isinstance(error, TopicReplaced):
+                if self._sources.get(queue) is source:  # else it was left meanwhile
+                    if isinstance(error, TopicReplaced):  # commits are of the new one
                         self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
                     raise error
             if messages := self._taken(messages_max):

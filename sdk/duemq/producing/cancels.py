@@ -133,10 +133,7 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
         if len(asked) == 1:  # no task of its own, which would take turns of the event loop
             await asked[0]
             return
-        failures = filter(None, await asyncio.gather(*asked, return_exceptions=True))
-        # What cannot be mended by asking again comes first.
-        for failure in sorted(failures, key=retrying.is_retryable):
-            raise failure
+        retrying.raise_one_of(await asyncio.gather(*asked, return_exceptions=True))
 
     await retrying.until(deadline, attempt, client.settings.away_timeout_s)
     return [outcomes[index] for index in range(len(wanted))]

@@ -30,7 +30,6 @@ from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.diagnosis import Finding, diagnose
-from duemq.transport.retrying import Backoff
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
@@ -205,7 +204,7 @@ class Client:
             raise Closed("the client is closed")
         await self._watcher.wait_for(condition, timeout_s)
 
-    async def pause(self, broker: str, backoff: Backoff) -> None:
+    async def pause(self, broker: str, backoff: retrying.Backoff) -> None:
         """Waits before the next attempt; ends at once if a broker comes back, or moves.
 
         Raises nothing, also once the client is closed.

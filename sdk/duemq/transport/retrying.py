@@ -8,7 +8,7 @@ deadline (reconnecting, joining a group) waits as its `Backoff` says, anew after
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from tenacity import (
@@ -35,15 +35,20 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, DuemqError) and error.retryable
 
 
+def raise_one_of(failures: Iterable[BaseException | None]) -> None:
+    """Raises one, if there is any: better one that is not retryable."""
+    for failure in sorted(filter(None, failures), key=is_retryable):
+        raise failure
+
+
 def _rules(deadline: float, away_deadline: float = math.inf) -> dict[str, Any]:
     """No attempt starts after `deadline`; the last one's error is raised."""
 
-    def again(error: Any) -> bool:
-        late = time.monotonic() >= away_deadline
-        return is_retryable(error) and not (late and error.field in ("timer_queue", "timer_shard"))
+    def is_away(error: Any) -> bool:
+        return error.field in ("timer_queue", "timer_shard") and time.monotonic() >= away_deadline
 
     return {
-        "retry": retry_if_exception(again),
+        "retry": retry_if_exception(lambda error: is_retryable(error) and not is_away(error)),
         "wait": wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
         "stop": stop_before_delay(deadline - time.monotonic()),
         "reraise": True,
@@ -66,9 +71,8 @@ async def until(
         if not is_retryable(error):
             raise
         failed = error
-    async for trial in AsyncRetrying(
-        **_rules(deadline, away_deadline)
-    ):  # costs more than many an attempt
+    rules = _rules(deadline, away_deadline)
+    async for trial in AsyncRetrying(**rules):  # costs more than many an attempt
         with trial:
             if failed is not None:  # the first one was made
                 first, failed = failed, None

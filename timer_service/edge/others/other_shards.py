@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import grpc.aio
@@ -37,6 +37,8 @@ class Located(NamedTuple):
     shards: Mapping[int, TimerShard]
     missing: Mapping[int, Unavailable]
     """Of those that none of the others has: who may have them, and is away."""
+    to_come: Collection[int] = ()
+    """Of those that nobody has: what may come yet, here or there."""
 
     def by_shard(self) -> dict[TimerShard, list[int]]:
         """The places of each shard's."""

@@ -25,7 +25,7 @@ from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.seams import Spawn
 from duemq.consumer.delivery.workers import Callback
-from duemq.consumer.fetching.fetcher import Fetcher, Source
+from duemq.consumer.fetching.fetcher import REFUSED_WAIT_S, Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import Filter
@@ -46,7 +46,6 @@ from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
 
-REFUSED_WAIT_S = 1.0  # before a queue is pulled again that its broker refused
 RECHECK_S = 5.0  # for queues that are not read although there is a route
 STOP_TIMEOUT_S = 5.0
 BEGIN_REQUESTS_MAX = 16  # at a time, of a start or of queues that come
@@ -330,7 +329,7 @@ class BroadcastShare:
                 loop = asyncio.get_running_loop()
                 loop.call_later(REFUSED_WAIT_S, self._routes_changed.set)
         else:
-            self._fetcher(source.queue.broker).rest(source, REFUSED_WAIT_S)
+            self._fetcher(source.queue.broker).rest(source)
 
     def _end(self, source: Source) -> None:
         source.pending.drop()

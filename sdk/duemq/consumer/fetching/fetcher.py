@@ -33,6 +33,7 @@ from duemq.v1 import broker_pb2, view_pb2
 
 log = logging.getLogger(__name__)
 
+REFUSED_WAIT_S = 1.0
 QUEUES_PER_REQUEST_MAX = 256
 # Requests beyond those that all queues together need: with so many, all end and become one again.
 REQUESTS_TO_MERGE = 4
@@ -137,10 +138,10 @@ class Fetcher:
         if not source.asked:
             self._wake.set()
 
-    def rest(self, source: Source, seconds: float) -> None:
-        """Does not pull this queue for a while."""
-        until_s = source.not_before_s = self._loop.time() + seconds
-        self._loop.call_later(seconds, self._rested, source, until_s)
+    def rest(self, source: Source) -> None:
+        """Does not pull this queue for a while: its broker refused."""
+        until_s = source.not_before_s = self._loop.time() + REFUSED_WAIT_S
+        self._loop.call_later(REFUSED_WAIT_S, self._rested, source, until_s)
 
     def _rested(self, source: Source, until_s: float) -> None:
         if source.not_before_s == until_s:

@@ -43,7 +43,6 @@ from duemq.v1 import view_pb2
 log = logging.getLogger(__name__)
 
 FENCED_COMMIT_TIMEOUT_S = 1.0
-REFUSED_WAIT_S = 1.0  # before a queue is pulled again that its broker refused
 WARN_S = 1.0  # between warnings, while a release waits for callbacks
 STOP_TIMEOUT_S = 5.0  # for workers that have nothing to do any more
 
@@ -331,7 +330,7 @@ class GroupShare:
         if isinstance(error, OffsetOutOfRange):
             self._carry_out(self._holdings.begin_anew(holding))
         else:
-            self._fetcher(source.queue.broker).rest(source, REFUSED_WAIT_S)
+            self._fetcher(source.queue.broker).rest(source)
 
     def _progressed(self, source: Source) -> None:
         if not source.pending.dropped:
