@@ -45,6 +45,7 @@ class BrokerProcess:
             *(
                 sys.executable,
                 "-m",
+                "duemq_server.local_cluster.child",
                 "duemq_server.broker",
                 "--name",
                 "b1",
@@ -54,6 +55,7 @@ class BrokerProcess:
             *("--listen", "127.0.0.1:0", "--nameservers", "127.0.0.1:1"),
             *("--segment-bytes", "1MiB", "--checkpoint-interval", "200ms"),
             *self._flags,
+            stdin=PIPE,  # it ends with this process
             stdout=PIPE,
             stderr=PIPE,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ QUEUES = 2
 
 
 class Member:
-    """`python -m MODULE`, to be killed and started again; a new port every time."""
+    """A service's process, to be killed and started again; a new port every time."""
 
     def __init__(self, module: str, directory: Path, *arguments: str) -> None:
         self.name = directory.name
@@ -59,9 +59,10 @@ class Member:
         self._directory.mkdir(parents=True, exist_ok=True)
         with (self._directory / "stderr").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", self.module, "--listen", "127.0.0.1:0"),
+                *(sys.executable, "-m", "duemq_server.local_cluster.child"),
+                *(f"duemq_server.{self.module}", "--listen", "127.0.0.1:0"),
                 *self._arguments,
-                stdin=DEVNULL,
+                stdin=PIPE,  # it ends with this process
                 stdout=PIPE,
                 stderr=errors,
             )
