@@ -1,154 +1,46 @@
 """The number of timer shards changes while timers are pending: nothing is lost, early or twice."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import grpc.aio
 import pytest
 
 from duemq import CancelOutcome, aio
 from duemq.aio import Admin
 from duemq.errors import ErrorCode, PartialAnswer, Unavailable
-from duemq.protocol.limits import SERVICE_IDS_FROM
-from duemq.protocol.route import RouteCache, TimerShard, Update
 from duemq.v1 import (
     broker_pb2,
-    message_pb2,
-    timer_inspector_pb2,
-    timer_inspector_pb2_grpc,
     timer_pb2,
 )
 from duemq_cli.exits import Exit
 from duemq_server.broker.records import timer_owners
 from duemq_server.serving.clock import now_ms
 from duemq_server.storage.errors import DiskFull
-from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
-from duemq_server.timer_service.edge import broker_link, cancel_requests
-from duemq_server.timer_service.edge.others import other_shards
-from duemq_server.timer_service.edge.others.other_shards import (
-    NOWHERE_ELSE,
-    Answered,
-    Located,
-    OtherShards,
-)
-from tests.crash.faulty_disk import FaultyDisk
+from duemq_server.timer_service.edge import broker_link
 from tests.service.cli.commands import rows, run
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import Cluster, until
 from tests.service.test_timer_service import (
     HOUR_MS,
     TOPIC,
-    Shard,
-    batch,
     bodies_of,
     delivered,
     running_shard,
     send,
 )
+from tests.service.timer_shards import (
+    QUEUES,
+    Shards,
+    cluster,
+    comes,
+    send_to,
+    send_to_all,
+    shards,
+    shrunk,
+    stopped_long_ago,
+)
 
-QUEUES = 8  # of %TIMER%
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path, "b0", timer_queues=QUEUES) as running:
-        await running.create_topic(TOPIC, queues=2)
-        yield running
-
-
-class Shards:
-    """Timer shards by number; each goes on with its data when it is started again."""
-
-    def __init__(self, cluster: Cluster, directory: Path, stack: AsyncExitStack) -> None:
-        self._cluster = cluster
-        self._directory = directory
-        self._stack = stack
-        self._lives: dict[int, AsyncExitStack] = {}
-        self.running: dict[int, Shard] = {}
-
-    async def start(self, number: int, shards: int, **settings: Any) -> Shard:
-        await self.stop(number)
-        life = self._lives[number] = AsyncExitStack()
-        self._stack.push_async_exit(life)
-        self.running[number] = await life.enter_async_context(
-            running_shard(
-                self._cluster,
-                self._directory,
-                name=f"t{number}",
-                shard=number,
-                shards=shards,
-                **settings,
-            )
-        )
-        return self.running[number]
-
-    async def stop(self, number: int) -> None:
-        if number in self.running:
-            del self.running[number]
-            await self._lives.pop(number).aclose()
-
-    async def change(self, shards: int) -> None:
-        """As a rolling update does it: new ones first, then those that there are, one by one."""
-        before = sorted(self.running)
-        for number in range(shards):
-            if number not in before:
-                await self.start(number, shards)
-        for number in reversed(before):
-            await self.start(number, shards)
-        await until(lambda: self.owners() == [queue % shards for queue in range(QUEUES)])
-
-    def owners(self) -> list[int | None]:
-        """Of each queue at b0, by number of shard."""
-        owners = self._cluster.brokers["b0"].store.timer_owners
-        claims = map(owners.claim_of, range(QUEUES))
-        return [claim.service.shard if claim is not None else None for claim in claims]
-
-    async def ledgers(self) -> tuple[int, int]:
-        """Accepted and fired, of all together."""
-        found = [await shard.stats() for shard in self.running.values()]
-        return sum(each.accepted for each in found), sum(each.fired for each in found)
-
-    async def pending(self) -> int:
-        return sum([(await shard.stats()).pending for shard in self.running.values()])
-
-    def pending_in(self, topic: str) -> int:
-        schedulers = [shard.service.shard.scheduler for shard in self.running.values()]
-        return sum(scheduler.topics.of(topic).pending for scheduler in schedulers)
-
-    def source(self, number: int, handle: message_pb2.TimerHandle) -> Any:
-        sources = self.running[number].service.shard.scheduler.numbers.sources
-        wanted = (handle.store_id, handle.queue_id)
-        return next((each for each in sources if each.id == wanted), None)
-
-
-@pytest.fixture
-async def shards(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Shards]:
-    async with AsyncExitStack() as stack:
-        yield Shards(cluster, tmp_path, stack)
-
-
-async def send_to_all(
-    cluster: Cluster, bodies: list[bytes], delay_ms: int
-) -> list[message_pb2.TimerHandle]:
-    """Each body in a queue of %TIMER% of its own: producers have one each."""
-    handles: list[message_pb2.TimerHandle] = []
-    for body in bodies:
-        handles += await send(cluster, [body], [delay_ms], producer_id=0, queue_id=-1)
-    return handles
-
-
-async def send_to(
-    cluster: Cluster, timer_queue: int, body: bytes, delay_ms: int
-) -> message_pb2.TimerHandle:
-    """A message that waits in this queue of %TIMER%, of the lower half: it has a queue to go to."""
-    client = cluster.clients["b0"]
-    [handle] = await send(cluster, [body], [delay_ms], queue_id=timer_queue % 2, producer_id=0)
-    if handle.queue_id == timer_queue:
-        return handle
-    raise AssertionError((handle.queue_id, timer_queue, client))
+__all__ = ["cluster", "shards"]
 
 
 async def test_a_second_shard_gets_its_queues_as_soon_as_the_first_one_knows(
@@ -270,14 +162,6 @@ def all_stored(shards: Shards) -> bool:
     )
 
 
-async def comes(cluster: Cluster, body: bytes) -> bool:
-    async def there() -> bool:
-        return body in bodies_of(await delivered(cluster))
-
-    await until(there)
-    return True
-
-
 async def test_a_queue_that_comes_back_begins_where_the_other_shard_left_it(
     cluster: Cluster, shards: Shards
 ) -> None:
@@ -323,303 +207,6 @@ async def test_a_queue_that_comes_back_begins_where_the_other_shard_left_it(
     for handle in (first, last):
         [result] = await shards.running[0].cancel(handle)
         assert result.outcome == timer_pb2.CANCELLED
-
-
-async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Shards) -> None:
-    await shards.start(0, 1)
-    old = await send_to(cluster, 1, b"old", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    await shards.change(2)
-    second = shards.running[1]
-    new = await send_to(cluster, 1, b"new", HOUR_MS)
-    await second.until(lambda stats: stats.pending == 1)
-    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(second.connection)
-    asked = timer_inspector_pb2.GetTimersRequest(handles=[old, new, old])
-    found = (await inspector.GetTimers(asked)).timers
-    assert [each.record.body for each in found] == [b"old", b"new", b"old"]
-    assert {each.state for each in found} == {timer_inspector_pb2.TIMER_PENDING}
-
-    request = timer_pb2.RescheduleRequest(
-        request_id=b"r" * 16,
-        timers=[timer_pb2.TimerRef(handle=old), timer_pb2.TimerRef(handle=new)],
-        delays_ms=[0],
-    )
-    answers = [await second.stub.Reschedule(request) for _ in range(2)]
-    assert answers[0] == answers[1]  # each did its part once
-    assert [each.outcome for each in answers[0].results] == [timer_pb2.RESCHEDULED] * 2
-    await comes(cluster, b"old")
-    await comes(cluster, b"new")
-    assert bodies_of(await delivered(cluster)) == [b"new", b"old"]
-
-
-async def test_a_cancel_that_waits_goes_to_who_took_the_timer_over_meanwhile(
-    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shard that is asked expects it, and gets the queue only behind it."""
-    monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 60.0)
-    await shards.start(0, 1)
-    old = await send_to(cluster, 1, b"old", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    second = await shards.start(1, 2)
-    await until(lambda: second.service._links.waiting == 4)
-    await until(lambda: len(second.service._others.alive) == 1)
-    due_ms = old.due_ms + HOUR_MS
-    made = batch(TOPIC, [b"new"], due_ms=[due_ms], queue_id=1, producer_id=0)
-    new = message_pb2.TimerHandle(
-        store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
-    )
-    located: list[Located] = []
-    locate = second.service._others.locate
-
-    async def told(*asked: Any) -> Located:
-        located.append(await locate(*asked))
-        return located[-1]
-
-    monkeypatch.setattr(second.service._others, "locate", told)
-    waits = asyncio.create_task(second.cancel(new))
-    await until(lambda: bool(located))
-    assert not located[0].shards
-    assert not located[0].missing
-    await cluster.clients["b0"].send(made)
-    await shards.running[0].until(lambda stats: stats.pending == 2)
-    await shards.start(0, 2)
-    await until(lambda: shards.owners() == [0, 1] * 4)
-    await until(lambda: len(second.service._others.alive) == 1)
-    await send_to(cluster, 1, b"newest", HOUR_MS)
-    [result] = await waits
-    assert result.outcome == timer_pb2.CANCELLED
-    assert await shards.pending() == 2
-
-
-async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
-    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was nowhere, then there, and then the shard that is asked got the queue behind it."""
-    await shards.start(0, 1)
-    await send_to(cluster, 1, b"first", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    await shards.change(2)
-    theirs = await send_to(cluster, 1, b"theirs", HOUR_MS)
-    await shards.running[1].until(lambda stats: stats.pending == 1)
-    await shards.change(1)
-    await send_to(cluster, 1, b"last", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 2)
-    others = shards.running[0].service._others
-    await until(lambda: len(others.alive) == 1)
-
-    locate = others.locate
-    asked: list[Any] = []
-
-    async def too_early(*request: Any) -> Located:
-        asked.append(request)
-        return await locate(*request) if len(asked) % 2 == 0 else NOWHERE_ELSE
-
-    monkeypatch.setattr(others, "locate", too_early)
-    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(shards.running[0].connection)
-    get = timer_inspector_pb2.GetTimersRequest(handles=[theirs])
-    assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"theirs"]
-    [result] = await shards.running[0].cancel(theirs)
-    assert result.outcome == timer_pb2.CANCELLED
-    assert await shards.pending() == 2
-
-
-async def test_a_reschedule_has_no_second_part_for_what_came_to_another_shard_meanwhile(
-    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That shard would answer it as the first one, which has the same id."""
-    await shards.start(0, 1)
-    old = await send_to(cluster, 1, b"old", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    second = await shards.start(1, 2)
-    await until(lambda: second.service._links.waiting == 4)
-    others = second.service._others
-    await until(lambda: len(others.alive) == 1)
-    due_ms = old.due_ms + HOUR_MS
-    new = message_pb2.TimerHandle(
-        store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
-    )
-    request = timer_pb2.RescheduleRequest(
-        request_id=b"1" * 16,
-        timers=[timer_pb2.TimerRef(handle=each) for each in (old, new)],
-        delays_ms=[HOUR_MS // 2],
-    )
-    locate = others.locate
-
-    async def comes_meanwhile(*asked: Any) -> Located:
-        monkeypatch.setattr(others, "locate", locate)
-        located = await locate(*asked)
-        assert located.shards.keys() == {0}
-        made = batch(TOPIC, [b"new"], due_ms=[due_ms], queue_id=1, producer_id=0)
-        await cluster.clients["b0"].send(made)
-        await shards.running[0].until(lambda stats: stats.pending == 2)
-        await shards.start(0, 2)
-        await send_to(cluster, 1, b"newest", HOUR_MS)
-        await second.until(lambda stats: stats.pending == 1)
-        await until(lambda: len(others.alive) == 1)
-        return Located({0: others.alive[0]}, {})
-
-    monkeypatch.setattr(others, "locate", comes_meanwhile)
-    answers = [await second.stub.Reschedule(request) for _ in range(2)]
-    assert answers[0] == answers[1]
-    assert answers[0].results[0].outcome == timer_pb2.RESCHEDULED
-    assert answers[0].results[1].error.code == ErrorCode.UNAVAILABLE
-    request.request_id = b"2" * 16
-    results = (await second.stub.Reschedule(request)).results
-    outcomes = [each.outcome for each in results]
-    assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN, timer_pb2.RESCHEDULED]
-    assert await shards.pending() == 3
-
-
-async def test_a_replica_that_was_deposed_does_not_answer_for_its_shard(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The other one has taken over, and handed over, what it does not know of."""
-    routes = RouteCache()
-    routes.apply(Update(whole=True, timers=(TimerShard("t1", "127.0.0.1:1", 1, 2, store_id=8),)))
-    others = OtherShards(routes, "t0", place_of(0, 2))
-    told = broker_pb2.TimerService(id=8, name="t1", shard=1, shards=2, epoch=5)
-    others.holders = lambda: [told]
-    answer = timer_pb2.LocateTimersResponse(here=[False], epoch=4)
-
-    async def answered(*_: Any) -> timer_pb2.LocateTimersResponse:
-        return answer
-
-    monkeypatch.setattr(other_shards.status, "answer", answered)
-    handle = message_pb2.TimerHandle(store_id=1)
-    located = await others.locate([handle], [0])
-    assert "another replica does since 5" in str(located.missing[0])
-    for epoch in (5, 6, 0):
-        answer.epoch = epoch
-        assert await others.locate([handle], [0]) == Located({}, {})
-    await others.stop()
-
-
-async def test_a_broker_tells_in_which_epoch_others_are_led(cluster: Cluster) -> None:
-    client = cluster.clients["b0"]
-    first, second = (
-        broker_pb2.TimerService(
-            id=SERVICE_IDS_FROM + number, name=f"t{number}", shard=number, shards=2, key_shards=2
-        )
-        for number in (0, 1)
-    )
-    for epoch in (5, 6):
-        await client.broker.ClaimTimerQueues(
-            broker_pb2.ClaimTimerQueuesRequest(service=first, queue_ids=[0], epoch=epoch)
-        )
-    answer = await client.broker.ClaimTimerQueues(
-        broker_pb2.ClaimTimerQueuesRequest(service=second, queue_ids=[1])
-    )
-    assert [(each.name, each.epoch) for each in answer.holders] == [("t0", 6)]
-
-
-async def test_nothing_is_unknown_before_the_broker_that_it_came_from_has_told_who_is_there(
-    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another broker has told that nobody is."""
-    handle = await shrunk(cluster, shards)
-    await stopped_long_ago(cluster, shards, 1)
-    links = (await shards.start(0, 1)).service._links
-    await until(lambda: bool(links.holders))
-    await until(lambda: not shards.running[0].service._others.alive)
-    link = links.by_name["b0"]
-    with monkeypatch.context() as patch:
-        patch.setattr(shards.running[0].service._others, "holders", list)  # the other one's
-        patch.setattr(broker_link, "CLAIM_INTERVAL_S", 3600.0)
-        holders, link.holders = link.holders, None
-        [result] = await shards.running[0].cancel(handle)
-        link.holders = holders
-    assert result.error.code == ErrorCode.UNAVAILABLE
-    assert "broker b0 has not told yet" in result.error.message
-
-
-async def test_a_shard_of_the_same_number_does_not_answer_for_another_data_directory() -> None:
-    routes = RouteCache()
-    twin = TimerShard("t1", "127.0.0.1:1", 1, 2, store_id=8)
-    routes.apply(Update(whole=True, timers=(twin,)))
-    others = OtherShards(routes, "t0", place_of(0, 2))
-    assert not others._away()
-    others.holders = lambda: [broker_pb2.TimerService(id=8, name="t1", shard=1, shards=2)]
-    assert not others._away()
-    others.holders = lambda: [broker_pb2.TimerService(id=9, name="t1", shard=1, shards=2)]
-    assert others._away() == ["t1 (shard 1)"]
-
-
-class Request(NamedTuple):
-    """A Reschedule of timers of shard 0, of shard 1, and of one that has not arrived anywhere."""
-
-    proto: timer_pb2.RescheduleRequest
-    arrives: Callable[[], Awaitable[None]]
-    """The last one does, at shard 1."""
-
-
-async def of_both_and_none(cluster: Cluster, shards: Shards, request_id: bytes) -> Request:
-    await shards.start(0, 1)
-    old = await send_to(cluster, 1, b"old", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    await shards.change(2)
-    new = await send_to(cluster, 1, b"new", HOUR_MS)
-    await shards.running[1].until(lambda stats: stats.pending == 1)
-    due_ms = new.due_ms + HOUR_MS
-    later = message_pb2.TimerHandle(
-        store_id=new.store_id, queue_id=new.queue_id, offset=new.offset + 1, due_ms=due_ms
-    )
-
-    async def arrives() -> None:
-        made = batch(TOPIC, [b"later"], due_ms=[due_ms], queue_id=1, producer_id=0)
-        await cluster.clients["b0"].send(made)
-        await until(lambda: shards.source(1, later).had(later.offset))
-
-    return Request(
-        timer_pb2.RescheduleRequest(
-            request_id=request_id,
-            timers=[timer_pb2.TimerRef(handle=each) for each in (old, new, later)],
-            delays_ms=[HOUR_MS // 2],
-        ),
-        arrives,
-    )
-
-
-def check_but_for_the_last(answer: timer_pb2.RescheduleResponse) -> None:
-    assert [each.outcome for each in answer.results[:2]] == [timer_pb2.RESCHEDULED] * 2
-    assert answer.results[2].error.code == ErrorCode.UNAVAILABLE
-
-
-async def test_a_repeat_is_answered_as_before_though_a_timer_arrived_elsewhere(
-    cluster: Cluster, shards: Shards
-) -> None:
-    request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
-    answer = await shards.running[0].stub.Reschedule(request)
-    check_but_for_the_last(answer)
-    await arrives()
-    assert await shards.running[0].stub.Reschedule(request) == answer
-    assert await shards.pending() == 3
-    for number in (1, 0):
-        await shards.start(number, 2)
-    await until(lambda: len(shards.running[0].service._others.alive) == 1)
-    assert await shards.running[0].stub.Reschedule(request) == answer
-    request.request_id = b"2" * 16
-    answer = await shards.running[0].stub.Reschedule(request)
-    outcomes = [each.outcome for each in answer.results]
-    assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN] * 2 + [timer_pb2.RESCHEDULED]
-
-
-async def test_a_repeat_passes_on_what_could_not_be_passed_on_before(
-    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
-
-    async def fail(_: OtherShards, located: Located, ask: object) -> list[Answered[Any]]:
-        return [Answered(list(located.shards), Unavailable("t1 went away"))]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(OtherShards, "each", fail)
-        with pytest.raises(grpc.aio.AioRpcError, match="t1 went away"):
-            await shards.running[0].stub.Reschedule(request)
-    await arrives()
-    answers = [await shards.running[0].stub.Reschedule(request) for _ in range(2)]
-    check_but_for_the_last(answers[0])
-    assert answers[0] == answers[1]
-    assert await shards.pending() == 3
 
 
 async def test_keys_and_schedules_stay_where_they_are(cluster: Cluster, shards: Shards) -> None:
@@ -706,30 +293,6 @@ async def test_a_missing_shard_makes_answers_partial_and_hands_nothing_over(
     await until(lambda: shards.owners() == [0] * QUEUES)
     [result] = await shards.running[0].cancel(handle)
     assert result.outcome == timer_pb2.CANCELLED
-
-
-async def shrunk(cluster: Cluster, shards: Shards) -> message_pb2.TimerHandle:
-    """Of two shards the second has handed its queues over, and holds this timer."""
-    await shards.start(0, 1)
-    await until(lambda: shards.owners() == [0] * QUEUES)
-    await shards.change(2)
-    handle = await send_to(cluster, 1, b"theirs", HOUR_MS)
-    await shards.running[1].until(lambda stats: stats.pending == 1)
-    await shards.start(1, 1)
-    await shards.start(0, 1)
-    await until(lambda: shards.owners() == [0] * QUEUES)
-    await send_to(cluster, 1, b"last", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    return handle
-
-
-async def stopped_long_ago(cluster: Cluster, shards: Shards, number: int) -> None:
-    """Nameservers do not remember any more who was lost."""
-    await shards.stop(number)
-    [lost] = cluster.registry.lost_timers
-    cluster.registry.lost_kept_ms = 0
-    cluster.registry.expire(lost.lost_ms)
-    assert not cluster.registry.lost_timers
 
 
 async def test_what_a_shard_that_left_holds_is_missed_while_it_is_away(
@@ -894,41 +457,6 @@ async def test_a_new_shard_whose_disk_is_full_claims_again(
     assert first.service.place.key_shards == 1
     await shards.start(0, 1)
     assert shards.running[0].service.place.key_shards == 1
-
-
-def place_of(shard: int, shards: int) -> Place:
-    return place.check("/data", FaultyDisk(), shard, shards)
-
-
-async def test_a_shard_that_no_nameserver_has_heard_of_may_have_a_timer() -> None:
-    """They forget when they start anew, and hear only of those that are there."""
-    routes = RouteCache()
-    others = OtherShards(routes, "t1", place_of(1, 3))
-    routes.apply(Update(whole=True, timers=(TimerShard("t2", "127.0.0.1:1", 2, 3),)))
-    routes.apply(Update(whole=True))
-    located = await others.locate([message_pb2.TimerHandle(store_id=1)], [0])
-    assert "shard 0 of 3" in str(located.missing[0])
-    assert not OtherShards(routes, "t0", place_of(0, 1)).there
-
-
-async def test_only_of_those_that_nobody_has_a_shard_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    routes = RouteCache()
-    alive = tuple(TimerShard(f"t{n}", f"127.0.0.1:{n}", n, 4) for n in (2, 3))
-    routes.apply(Update(whole=True, timers=alive))
-
-    async def ask(_: OtherShards, shard: TimerShard, asked: Any) -> list[bool] | Unavailable:
-        if shard.name == "t3":
-            return Unavailable("no answer")
-        return [each.offset == 7 for each in asked.handles]
-
-    monkeypatch.setattr(OtherShards, "_ask", ask)
-    handles = [message_pb2.TimerHandle(offset=offset) for offset in (6, 7, 8)]
-    located = await OtherShards(routes, "t1", place_of(1, 4)).locate(handles, [1, 2])
-    assert {at: each.name for at, each in located.shards.items()} == {1: "t2"}
-    assert set(located.missing) == {2}
-    assert located.missing[2].value == "shard 0 of 4, t3 (no answer)"
 
 
 async def test_a_shift_goes_on_while_a_second_shard_comes(cluster: Cluster, shards: Shards) -> None:

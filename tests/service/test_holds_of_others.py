@@ -22,8 +22,8 @@ from duemq_server.timer_service.scheduling.holding.holds import Holds
 from tests.crash.faulty_disk import FaultyDisk
 from tests.property.timer_world import World
 from tests.service.running_cluster import Cluster, until
-from tests.service.test_changing_shards import Shards, cluster, send_to, shards
 from tests.service.test_timer_service import HOUR_MS, TOPIC
+from tests.service.timer_shards import Shards, cluster, send_to, shards
 
 __all__ = ["cluster", "shards"]
 

@@ -1,0 +1,381 @@
+"""Which timer shard has a timer: any of them is asked by its handle, also while they change."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import grpc.aio
+import pytest
+
+from duemq.errors import ErrorCode, Unavailable
+from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq.protocol.route import RouteCache, TimerShard, Update
+from duemq.v1 import (
+    broker_pb2,
+    message_pb2,
+    timer_inspector_pb2,
+    timer_inspector_pb2_grpc,
+    timer_pb2,
+)
+from duemq_server.timer_service.disk import place
+from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.edge import broker_link, cancel_requests
+from duemq_server.timer_service.edge.others import other_shards
+from duemq_server.timer_service.edge.others.other_shards import (
+    NOWHERE_ELSE,
+    Answered,
+    Located,
+    OtherShards,
+)
+from tests.crash.faulty_disk import FaultyDisk
+from tests.service.running_cluster import Cluster, until
+from tests.service.test_timer_service import (
+    HOUR_MS,
+    TOPIC,
+    batch,
+    bodies_of,
+    delivered,
+)
+from tests.service.timer_shards import (
+    Shards,
+    cluster,
+    comes,
+    send_to,
+    shards,
+    shrunk,
+    stopped_long_ago,
+)
+
+__all__ = ["cluster", "shards"]
+
+
+async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Shards) -> None:
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    second = shards.running[1]
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await second.until(lambda stats: stats.pending == 1)
+    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(second.connection)
+    asked = timer_inspector_pb2.GetTimersRequest(handles=[old, new, old])
+    found = (await inspector.GetTimers(asked)).timers
+    assert [each.record.body for each in found] == [b"old", b"new", b"old"]
+    assert {each.state for each in found} == {timer_inspector_pb2.TIMER_PENDING}
+
+    request = timer_pb2.RescheduleRequest(
+        request_id=b"r" * 16,
+        timers=[timer_pb2.TimerRef(handle=old), timer_pb2.TimerRef(handle=new)],
+        delays_ms=[0],
+    )
+    answers = [await second.stub.Reschedule(request) for _ in range(2)]
+    assert answers[0] == answers[1]  # each did its part once
+    assert [each.outcome for each in answers[0].results] == [timer_pb2.RESCHEDULED] * 2
+    await comes(cluster, b"old")
+    await comes(cluster, b"new")
+    assert bodies_of(await delivered(cluster)) == [b"new", b"old"]
+
+
+async def test_a_cancel_that_waits_goes_to_who_took_the_timer_over_meanwhile(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard that is asked expects it, and gets the queue only behind it."""
+    monkeypatch.setattr(cancel_requests, "ARRIVAL_TIMEOUT_S", 60.0)
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    second = await shards.start(1, 2)
+    await until(lambda: second.service._links.waiting == 4)
+    await until(lambda: len(second.service._others.alive) == 1)
+    due_ms = old.due_ms + HOUR_MS
+    made = batch(TOPIC, [b"new"], due_ms=[due_ms], queue_id=1, producer_id=0)
+    new = message_pb2.TimerHandle(
+        store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
+    )
+    located: list[Located] = []
+    locate = second.service._others.locate
+
+    async def told(*asked: Any) -> Located:
+        located.append(await locate(*asked))
+        return located[-1]
+
+    monkeypatch.setattr(second.service._others, "locate", told)
+    waits = asyncio.create_task(second.cancel(new))
+    await until(lambda: bool(located))
+    assert not located[0].shards
+    assert not located[0].missing
+    await cluster.clients["b0"].send(made)
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    await shards.start(0, 2)
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    await until(lambda: len(second.service._others.alive) == 1)
+    await send_to(cluster, 1, b"newest", HOUR_MS)
+    [result] = await waits
+    assert result.outcome == timer_pb2.CANCELLED
+    assert await shards.pending() == 2
+
+
+async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was nowhere, then there, and then the shard that is asked got the queue behind it."""
+    await shards.start(0, 1)
+    await send_to(cluster, 1, b"first", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    theirs = await send_to(cluster, 1, b"theirs", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    await shards.change(1)
+    await send_to(cluster, 1, b"last", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 2)
+    others = shards.running[0].service._others
+    await until(lambda: len(others.alive) == 1)
+
+    locate = others.locate
+    asked: list[Any] = []
+
+    async def too_early(*request: Any) -> Located:
+        asked.append(request)
+        return await locate(*request) if len(asked) % 2 == 0 else NOWHERE_ELSE
+
+    monkeypatch.setattr(others, "locate", too_early)
+    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(shards.running[0].connection)
+    get = timer_inspector_pb2.GetTimersRequest(handles=[theirs])
+    assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"theirs"]
+    [result] = await shards.running[0].cancel(theirs)
+    assert result.outcome == timer_pb2.CANCELLED
+    assert await shards.pending() == 2
+
+
+async def test_a_reschedule_has_no_second_part_for_what_came_to_another_shard_meanwhile(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That shard would answer it as the first one, which has the same id."""
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    second = await shards.start(1, 2)
+    await until(lambda: second.service._links.waiting == 4)
+    others = second.service._others
+    await until(lambda: len(others.alive) == 1)
+    due_ms = old.due_ms + HOUR_MS
+    new = message_pb2.TimerHandle(
+        store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
+    )
+    request = timer_pb2.RescheduleRequest(
+        request_id=b"1" * 16,
+        timers=[timer_pb2.TimerRef(handle=each) for each in (old, new)],
+        delays_ms=[HOUR_MS // 2],
+    )
+    locate = others.locate
+
+    async def comes_meanwhile(*asked: Any) -> Located:
+        monkeypatch.setattr(others, "locate", locate)
+        located = await locate(*asked)
+        assert located.shards.keys() == {0}
+        made = batch(TOPIC, [b"new"], due_ms=[due_ms], queue_id=1, producer_id=0)
+        await cluster.clients["b0"].send(made)
+        await shards.running[0].until(lambda stats: stats.pending == 2)
+        await shards.start(0, 2)
+        await send_to(cluster, 1, b"newest", HOUR_MS)
+        await second.until(lambda stats: stats.pending == 1)
+        await until(lambda: len(others.alive) == 1)
+        return Located({0: others.alive[0]}, {})
+
+    monkeypatch.setattr(others, "locate", comes_meanwhile)
+    answers = [await second.stub.Reschedule(request) for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert answers[0].results[0].outcome == timer_pb2.RESCHEDULED
+    assert answers[0].results[1].error.code == ErrorCode.UNAVAILABLE
+    request.request_id = b"2" * 16
+    results = (await second.stub.Reschedule(request)).results
+    outcomes = [each.outcome for each in results]
+    assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN, timer_pb2.RESCHEDULED]
+    assert await shards.pending() == 3
+
+
+async def test_a_replica_that_was_deposed_does_not_answer_for_its_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other one has taken over, and handed over, what it does not know of."""
+    routes = RouteCache()
+    routes.apply(Update(whole=True, timers=(TimerShard("t1", "127.0.0.1:1", 1, 2, store_id=8),)))
+    others = OtherShards(routes, "t0", place_of(0, 2))
+    told = broker_pb2.TimerService(id=8, name="t1", shard=1, shards=2, epoch=5)
+    others.holders = lambda: [told]
+    answer = timer_pb2.LocateTimersResponse(here=[False], epoch=4)
+
+    async def answered(*_: Any) -> timer_pb2.LocateTimersResponse:
+        return answer
+
+    monkeypatch.setattr(other_shards.status, "answer", answered)
+    handle = message_pb2.TimerHandle(store_id=1)
+    located = await others.locate([handle], [0])
+    assert "another replica does since 5" in str(located.missing[0])
+    for epoch in (5, 6, 0):
+        answer.epoch = epoch
+        assert await others.locate([handle], [0]) == Located({}, {})
+    await others.stop()
+
+
+async def test_a_broker_tells_in_which_epoch_others_are_led(cluster: Cluster) -> None:
+    client = cluster.clients["b0"]
+    first, second = (
+        broker_pb2.TimerService(
+            id=SERVICE_IDS_FROM + number, name=f"t{number}", shard=number, shards=2, key_shards=2
+        )
+        for number in (0, 1)
+    )
+    for epoch in (5, 6):
+        await client.broker.ClaimTimerQueues(
+            broker_pb2.ClaimTimerQueuesRequest(service=first, queue_ids=[0], epoch=epoch)
+        )
+    answer = await client.broker.ClaimTimerQueues(
+        broker_pb2.ClaimTimerQueuesRequest(service=second, queue_ids=[1])
+    )
+    assert [(each.name, each.epoch) for each in answer.holders] == [("t0", 6)]
+
+
+async def test_nothing_is_unknown_before_the_broker_that_it_came_from_has_told_who_is_there(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker has told that nobody is."""
+    handle = await shrunk(cluster, shards)
+    await stopped_long_ago(cluster, shards, 1)
+    links = (await shards.start(0, 1)).service._links
+    await until(lambda: bool(links.holders))
+    await until(lambda: not shards.running[0].service._others.alive)
+    link = links.by_name["b0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(shards.running[0].service._others, "holders", list)  # the other one's
+        patch.setattr(broker_link, "CLAIM_INTERVAL_S", 3600.0)
+        holders, link.holders = link.holders, None
+        [result] = await shards.running[0].cancel(handle)
+        link.holders = holders
+    assert result.error.code == ErrorCode.UNAVAILABLE
+    assert "broker b0 has not told yet" in result.error.message
+
+
+async def test_a_shard_of_the_same_number_does_not_answer_for_another_data_directory() -> None:
+    routes = RouteCache()
+    twin = TimerShard("t1", "127.0.0.1:1", 1, 2, store_id=8)
+    routes.apply(Update(whole=True, timers=(twin,)))
+    others = OtherShards(routes, "t0", place_of(0, 2))
+    assert not others._away()
+    others.holders = lambda: [broker_pb2.TimerService(id=8, name="t1", shard=1, shards=2)]
+    assert not others._away()
+    others.holders = lambda: [broker_pb2.TimerService(id=9, name="t1", shard=1, shards=2)]
+    assert others._away() == ["t1 (shard 1)"]
+
+
+class Request(NamedTuple):
+    """A Reschedule of timers of shard 0, of shard 1, and of one that has not arrived anywhere."""
+
+    proto: timer_pb2.RescheduleRequest
+    arrives: Callable[[], Awaitable[None]]
+    """The last one does, at shard 1."""
+
+
+async def of_both_and_none(cluster: Cluster, shards: Shards, request_id: bytes) -> Request:
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    due_ms = new.due_ms + HOUR_MS
+    later = message_pb2.TimerHandle(
+        store_id=new.store_id, queue_id=new.queue_id, offset=new.offset + 1, due_ms=due_ms
+    )
+
+    async def arrives() -> None:
+        made = batch(TOPIC, [b"later"], due_ms=[due_ms], queue_id=1, producer_id=0)
+        await cluster.clients["b0"].send(made)
+        await until(lambda: shards.source(1, later).had(later.offset))
+
+    return Request(
+        timer_pb2.RescheduleRequest(
+            request_id=request_id,
+            timers=[timer_pb2.TimerRef(handle=each) for each in (old, new, later)],
+            delays_ms=[HOUR_MS // 2],
+        ),
+        arrives,
+    )
+
+
+def check_but_for_the_last(answer: timer_pb2.RescheduleResponse) -> None:
+    assert [each.outcome for each in answer.results[:2]] == [timer_pb2.RESCHEDULED] * 2
+    assert answer.results[2].error.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_repeat_is_answered_as_before_though_a_timer_arrived_elsewhere(
+    cluster: Cluster, shards: Shards
+) -> None:
+    request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
+    answer = await shards.running[0].stub.Reschedule(request)
+    check_but_for_the_last(answer)
+    await arrives()
+    assert await shards.running[0].stub.Reschedule(request) == answer
+    assert await shards.pending() == 3
+    for number in (1, 0):
+        await shards.start(number, 2)
+    await until(lambda: len(shards.running[0].service._others.alive) == 1)
+    assert await shards.running[0].stub.Reschedule(request) == answer
+    request.request_id = b"2" * 16
+    answer = await shards.running[0].stub.Reschedule(request)
+    outcomes = [each.outcome for each in answer.results]
+    assert outcomes == [timer_pb2.RESCHEDULE_UNKNOWN] * 2 + [timer_pb2.RESCHEDULED]
+
+
+async def test_a_repeat_passes_on_what_could_not_be_passed_on_before(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
+
+    async def fail(_: OtherShards, located: Located, ask: object) -> list[Answered[Any]]:
+        return [Answered(list(located.shards), Unavailable("t1 went away"))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OtherShards, "each", fail)
+        with pytest.raises(grpc.aio.AioRpcError, match="t1 went away"):
+            await shards.running[0].stub.Reschedule(request)
+    await arrives()
+    answers = [await shards.running[0].stub.Reschedule(request) for _ in range(2)]
+    check_but_for_the_last(answers[0])
+    assert answers[0] == answers[1]
+    assert await shards.pending() == 3
+
+
+def place_of(shard: int, shards: int) -> Place:
+    return place.check("/data", FaultyDisk(), shard, shards)
+
+
+async def test_a_shard_that_no_nameserver_has_heard_of_may_have_a_timer() -> None:
+    """They forget when they start anew, and hear only of those that are there."""
+    routes = RouteCache()
+    others = OtherShards(routes, "t1", place_of(1, 3))
+    routes.apply(Update(whole=True, timers=(TimerShard("t2", "127.0.0.1:1", 2, 3),)))
+    routes.apply(Update(whole=True))
+    located = await others.locate([message_pb2.TimerHandle(store_id=1)], [0])
+    assert "shard 0 of 3" in str(located.missing[0])
+    assert not OtherShards(routes, "t0", place_of(0, 1)).there
+
+
+async def test_only_of_those_that_nobody_has_a_shard_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routes = RouteCache()
+    alive = tuple(TimerShard(f"t{n}", f"127.0.0.1:{n}", n, 4) for n in (2, 3))
+    routes.apply(Update(whole=True, timers=alive))
+
+    async def ask(_: OtherShards, shard: TimerShard, asked: Any) -> list[bool] | Unavailable:
+        if shard.name == "t3":
+            return Unavailable("no answer")
+        return [each.offset == 7 for each in asked.handles]
+
+    monkeypatch.setattr(OtherShards, "_ask", ask)
+    handles = [message_pb2.TimerHandle(offset=offset) for offset in (6, 7, 8)]
+    located = await OtherShards(routes, "t1", place_of(1, 4)).locate(handles, [1, 2])
+    assert {at: each.name for at, each in located.shards.items()} == {1: "t2"}
+    assert set(located.missing) == {2}
+    assert located.missing[2].value == "shard 0 of 4, t3 (no answer)"
