@@ -18,9 +18,9 @@ leads_elsewhere() { # GROUP POD
   pod=$(leader_of "$1") && [ "$pod" != "$2" ]
 }
 
-whole_again() { # all nodes and all pods of the release
-  kubectl wait --for=condition=Ready node --all --timeout=180s >/dev/null
-  kubectl -n "$namespace" wait --for=condition=Ready pod -l "app.kubernetes.io/instance=$release" --timeout=180s >/dev/null
+is_whole() { # all nodes and all pods of the release; a pod that is replaced meanwhile ends a wait
+  kubectl wait --for=condition=Ready node --all --timeout=5s >/dev/null 2>&1 &&
+    kubectl -n "$namespace" wait --for=condition=Ready pod -l "app.kubernetes.io/instance=$release" --timeout=5s >/dev/null 2>&1
 }
 
 lose_node() { # GROUP HOW BACK: commands that take the node of its leader, away and back again
@@ -32,11 +32,12 @@ lose_node() { # GROUP HOW BACK: commands that take the node of its leader, away 
   echo "$1: $(leader_of "$1") leads $((SECONDS - began)) s after $2 of $node, where $pod led"
   sleep 10
   "$3" "$node"
-  whole_again
+  wait_until 180 "all nodes and pods are ready" is_whole
   echo "$1: whole again $((SECONDS - began)) s after $2"
 }
 
-drain_node() { kubectl drain "$1" --ignore-daemonsets --delete-emptydir-data --timeout=120s >/dev/null 2>&1; }
+# --force: pods of the volumes' provisioner belong to nobody.
+drain_node() { quietly kubectl drain "$1" --ignore-daemonsets --delete-emptydir-data --force --timeout=120s; }
 uncordon_node() { kubectl uncordon "$1" >/dev/null; }
 freeze_node() { docker pause "$1" >/dev/null; }
 thaw_node() { docker unpause "$1" >/dev/null; }

@@ -4,11 +4,20 @@
 # and machines that are drained, freeze and die (kind-nodes.sh); deletes the cluster.  KIND_CASES: some of `plain replicated nodes`.  Needs docker, kind, kubectl and helm, and the wheelhouse
 # of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
 # KIND_KEEP=1 leaves the cluster.
-set -euo pipefail
+set -eEuo pipefail
 cd "$(dirname "$0")/.."
 
+# Why it ends, said last: what the cluster looked like is long.
+failure=
+trap 'failure=${failure:-"${BASH_SOURCE[0]}:$LINENO: $BASH_COMMAND"}' ERR
+
 say() { printf '\n=== %s (%ss)\n' "$*" "$SECONDS"; }
-die() { printf 'kind-test: %s\n' "$*" >&2; exit 1; }
+die() { failure=$*; printf 'kind-test: %s\n' "$*" >&2; exit 1; }
+
+quietly() { # COMMAND...: what it printed shows when it fails
+  local printed
+  printed=$("$@" 2>&1) || { printf '%s\n' "$printed" >&2; return 1; }
+}
 
 missing=()
 for tool in docker kind kubectl helm; do
@@ -17,6 +26,9 @@ done
 [ ${#missing[@]} -eq 0 ] || die "missing on the PATH: ${missing[*]}"
 docker info >/dev/null 2>&1 || die "docker is there, but its daemon does not answer"
 compgen -G 'wheelhouse/duemq_server-*.whl' >/dev/null || die "no wheelhouse: run \`make kind-prepare\` first"
+
+beside=$(docker ps --format '{{.Names}}')
+[ -z "$beside" ] || printf 'beside other containers:\n%s\n' "$beside"
 
 cluster=duemq-$$
 image=duemq:kind-$$
@@ -51,10 +63,11 @@ cleanup() {
   else
     echo "kept: KUBECONFIG=$KUBECONFIG; kind delete cluster --name $cluster"
   fi
+  [ "$status" -eq 0 ] || printf 'kind-test failed after %s s: %s\n' "$SECONDS" "$failure" >&2
   exit "$status"
 }
 trap cleanup EXIT
-trap 'exit 130' INT TERM
+trap 'failure=interrupted; exit 130' INT TERM
 
 # SIGKILL for the process of a pod, from its node: what an out-of-memory kill or a crash is.
 kill_process_of() {
