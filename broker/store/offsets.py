@@ -4,8 +4,10 @@ Owned by: Tables.  Mutated by: the event loop.
 
 A queue's *fence* is the highest generation that has acquired it.  Pulls and commits of a lower
 generation are refused, so that a member which lost a queue without noticing moves nothing.
+Under one generation an offset never goes back: a commit may be overtaken by a later one.
 Generation 0 means no membership (a consumer that assigns its queues itself, an administrator): it
-is never fenced.  Changes are entries of the commit log (journal.py), answered when durable.
+is never fenced, and says where the group is, back or forth.  Changes are entries of the commit log
+(journal.py), answered when durable.
 
 An offset is *settled* when the group sent that record back: it lies in %RETRY% or %DLQ% now, and
 needs no delivery from here.  Kept are those from the committed offset on; a commit drops what it
@@ -119,7 +121,11 @@ class Offsets:
         return Progress(offset, max(known.generation, generation))
 
     def commit(self, key: GroupQueue, generation: int, offset: int, max_offset: int) -> Progress:
-        """What the progress becomes by a commit; raises FencedMember, OffsetOutOfRange."""
+        """What the progress becomes by a commit; raises FencedMember, OffsetOutOfRange.
+
+        Within a generation a queue has one member, whose offsets only grow: a lower one was late on
+        its way.  To go back is for resets, and for who is no member.
+        """
         self.check_fence(key, generation)
         if not 0 <= offset <= max_offset:
             raise OffsetOutOfRange(
@@ -130,7 +136,11 @@ class Offsets:
                 limit=f"0 to {max_offset}",
             )
         known = self.find(key)
-        return Progress(offset, max(generation, known.generation if known else 0))
+        if known is None:
+            return Progress(offset, generation)
+        if 0 < generation == known.generation:
+            offset = max(offset, known.offset)
+        return Progress(offset, max(generation, known.generation))
 
     def reset(self, key: GroupQueue, offset: int) -> Progress:
         """What the progress becomes when an operator moves it: members lose the queue."""

@@ -71,6 +71,19 @@ async def test_the_next_owner_continues_and_the_last_one_is_fenced(client: Clien
     assert await committed(client) == {(topic, 0): 3}
 
 
+async def test_a_commit_that_comes_late_is_answered_with_what_stands(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 5))
+    await acquire(client, topic, 1)
+    assert (await commit(client, topic, 4, 1)).offset == 4
+    late = await commit(client, topic, 2, 1)
+    assert (late.HasField("error"), late.offset) == (False, 4)
+    assert await committed(client) == {(topic, 0): 4}
+    # Who is no member says where the group is, also that it is to go back.
+    assert (await commit(client, topic, 1, 0)).offset == 1
+    assert await committed(client) == {(topic, 0): 1}
+
+
 async def test_a_pull_of_an_old_generation_is_refused(client: Client) -> None:
     topic = topic_name()
     await client.send(batch(topic, [b"a"]))

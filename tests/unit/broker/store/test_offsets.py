@@ -42,6 +42,14 @@ def test_no_membership_is_never_fenced_and_lowers_no_fence() -> None:
     assert offsets(10, 5).commit(KEY, 0, 3, 100) == Progress(3, 5)
 
 
+def test_a_commit_that_comes_late_moves_nothing_back() -> None:
+    """Its member timed out, said more since, and was heard: then the old one arrives."""
+    assert offsets(10, 5).commit(KEY, 5, 7, 100) == Progress(10, 5)
+    assert offsets(10, 5).commit(KEY, 5, 11, 100) == Progress(11, 5)
+    # The first word of a generation is not late, whatever was there before.
+    assert offsets(10, 5).commit(KEY, 6, 7, 100) == Progress(7, 6)
+
+
 @pytest.mark.parametrize("offset", [-1, 101])
 def test_an_offset_beyond_the_queue_is_refused(offset: int) -> None:
     with pytest.raises(OffsetOutOfRange) as caught:
