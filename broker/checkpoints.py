@@ -61,12 +61,13 @@ class Checkpoints:
         began = time.monotonic()
         self._log_loop.checkpoint_begins()
         state = self._store.snapshot()
-        await self._commits.wait(state.position)
-        # With flush_mode=async that means written: a checkpoint may not be ahead of the log.
-        await asyncio.to_thread(self._store.log.sync)
+        await self._synced(state.position)
         self._store.check_shown()
-        state = self._store.tables.without_deleted(state)
+        taken, state = state, self._store.tables.without_deleted(state)
         queues = self._store.all_queues()
+        if state.queues.keys() != taken.queues.keys():
+            # What is left out must be deleted for the next start, too.
+            await self._synced(self._store.log.end_position)
 
         def write() -> None:
             with self._writing:
@@ -81,3 +82,9 @@ class Checkpoints:
             log.error("files of deleted topics stay for now: %s", error)
         self._on_saved(queues, state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
+
+    async def _synced(self, position: int) -> None:
+        """Returns when the log is on the disk up to there.  Raises DiskFailed."""
+        await self._commits.wait(position)
+        # With flush_mode=async that means written: a checkpoint may not be ahead of the log.
+        await asyncio.to_thread(self._store.log.sync)

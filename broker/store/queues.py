@@ -170,13 +170,12 @@ class Queue:
         self._index.drop_before(offset, 0)
         self.keys.drop_before(self.min_offset)
 
-    def free(self, saved: int) -> bool:
-        """Removes files of what was purged; whether that was all.
+    def free(self, offset: int) -> None:
+        """Removes the files of records before an offset that was purged.
 
-        A start from the saved checkpoint, where the queue ends at `saved`, needs what lies there.
+        A start from the checkpoint before that purge would need them.
         """
-        self._index.drop_before(self.min_offset, saved)
-        return saved >= self.min_offset
+        self._index.drop_before(offset)
 
     def _lies_behind(self, offset: int, position: int) -> bool:
         """Whether all from an offset on lies from a position of the log on."""

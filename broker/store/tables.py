@@ -239,14 +239,21 @@ class Tables:
     def erase_deleted(self, saved: CheckpointState) -> None:
         """Removes the files of topics that were deleted before the checkpoint of `saved`.
 
-        And those of records that were purged, as far as a start from it does not need them.
+        And those of records that were purged before it: a later purge may not be durable yet.
         """
         of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
         self.queues.erase_unknown([*self.topics, *of_checkpoint])
-        ends = {topic.id: saved.queues[topic.name] for topic in of_checkpoint}
+        known = {topic.id for topic in of_checkpoint}
+        purged = {
+            GroupQueue(*row[:3]): Progress(*row[3:])
+            for row in saved.offsets
+            if row[0] == names.PURGED_GROUP
+        }
         for queue in list(self._purged):
-            known = ends.get(queue.topic_id, ())
-            if queue.dropped or (queue.queue_id < len(known) and queue.free(known[queue.queue_id])):
+            key = GroupQueue(names.PURGED_GROUP, *queue.key)
+            if not queue.dropped and queue.topic_id in known and key in purged:
+                queue.free(purged[key].offset)
+            if queue.dropped or purged.get(key) == self.offsets.find(key):
                 self._purged.discard(queue)
 
     def restore(self, state: CheckpointState, *, rebuild: bool = False) -> None:

@@ -1,0 +1,101 @@
+"""A checkpoint's save, step by step, while the broker goes on: no writer thread, a disk in memory."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from duemq_server.broker.checkpoints import Checkpoints
+from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.edge.metrics import Meters
+from duemq_server.broker.log_loop import LogLoop
+from duemq_server.broker.settings import Settings
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.indexes.index import FixedIndex
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+from tests.unit.broker.store.test_store import DATA, NOW_MS, opened
+
+TURNS_TIMEOUT_S = 60
+
+
+class Saving(NamedTuple):
+    """A checkpoint that was taken, and now waits for the log."""
+
+    disk: FaultyDisk
+    store: Store
+    commits: Commits
+    task: asyncio.Task[None]
+
+    def write(self) -> None:
+        while self.store.log.write_pending():
+            pass
+
+    def answer(self) -> None:
+        """The event loop hears how far the log is durable."""
+        position = self.store.log.durable_position
+        self.commits.advance(position)
+        self.store.durable(position)
+
+    async def goes_on(self) -> None:
+        """Until it is saved, or waits for more."""
+        await until(lambda: self.task.done() or bool(self.commits._waiting))
+
+
+async def until(there: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TURNS_TIMEOUT_S):
+        while not there():
+            await asyncio.sleep(0)
+
+
+async def saving() -> Saving:
+    """Three records of `orders`, on their way to the disk."""
+    disk = FaultyDisk()
+    store = opened(disk)
+    for number in range(3):
+        store.send(batch([b"%d" % number]), NOW_MS)
+    settings = Settings(name="b1", data_dir=DATA, nameservers=("127.0.0.1:1",))
+    commits, meters = Commits(store.log.durable_position), Meters(CollectorRegistry())
+    log_loop = LogLoop(store, commits, meters, settings)
+    checkpoints = Checkpoints(store, commits, log_loop, meters, DATA, disk, lambda *_: None)
+    made = Saving(disk, store, commits, asyncio.create_task(checkpoints.save()))
+    await made.goes_on()
+    return made
+
+
+def span(store: Store) -> tuple[int, int]:
+    queue = store.queue("orders", 0)
+    return queue.min_offset, queue.max_offset
+
+
+async def test_a_topic_is_left_out_only_when_its_deletion_is_durable() -> None:
+    it = await saving()
+    it.write()
+    it.store.delete_topic("orders")  # nobody has an answer yet
+    it.answer()
+    await it.goes_on()
+    assert span(opened(it.disk.after_power_cut())) == (0, 3)
+    assert span(opened(it.disk.after_kill())) == (0, 3)
+    it.write()
+    it.answer()
+    await it.task
+    for disk in (it.disk.after_power_cut(), it.disk.after_kill()):
+        assert "orders" not in opened(disk).topics
+    assert not any("/orders." in path for path in it.disk.paths)
+
+
+async def test_what_was_purged_stays_until_the_purge_is_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 32})
+    it = await saving()
+    it.write()
+    it.store.durable(it.store.log.durable_position)
+    it.store.purge("orders", {0: 3})
+    it.answer()
+    await it.task
+    assert span(it.store) == (3, 3)
+    assert span(opened(it.disk.after_kill())) == (0, 3)
