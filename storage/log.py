@@ -531,9 +531,9 @@ class SegmentedLog:
         removed = 0
         while len(self._segments) > 1 and self._segments[1].start <= position:
             oldest = self._segments[0]
-            self._files.forget(oldest.path)
             # First: one that cannot be removed stays the oldest, or a start would find a gap.
             self._disk.unlink(oldest.path)
+            self._files.forget(oldest.path)  # behind it, or a reader might open it once more
             with self._lock:
                 self._segments = self._segments[1:]
             # One by one, oldest first: a crash must not leave a gap.

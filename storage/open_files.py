@@ -38,7 +38,7 @@ class OpenFiles:
             return file
 
     def forget(self, path: str) -> None:
-        """To be called when a file is removed or renamed."""
+        """To be called when a file was removed or renamed: before that it may be opened again."""
         with self._lock:
             self._files.pop(path, None)
 

@@ -257,8 +257,8 @@ class QueueTable:
             queue = os.path.join(folder, number)
             for name in self._disk.listdir(queue):
                 path = os.path.join(queue, name)
-                self._files.forget(path)
                 self._disk.unlink(path)
+                self._files.forget(path)
             self._disk.rmdir(queue)
         self._disk.rmdir(folder)
 

@@ -182,7 +182,7 @@ class FixedIndex:
         CorruptFile, and BlockingIOError with `nowait` if the file is not in memory.
         """
         if first < self.first:
-            raise IndexError(f"entry {first} is gone, the first is {self.first}")
+            raise self._gone(first)
         for start, past in self._gaps:
             if start <= first < past:
                 raise IndexError(f"entry {first} was left out, the next is {past}")
@@ -196,14 +196,26 @@ class FixedIndex:
                 return memoryview(bytes(self._tail[at * size : (at + count) * size]))
             count = min(count, -at)
         starts = self._starts
-        start = starts[bisect.bisect_right(starts, first) - 1]
+        at = bisect.bisect_right(starts, first) - 1
+        if at < 0:
+            raise self._gone(first)  # just now
+        start = starts[at]
         count = min(count, start + self._per_file - first)
         offset = (first - start) * self.entry_bytes
         path = self._path(start)
-        data = self._files.get(path).pread(count * self.entry_bytes, offset, nowait)
+        try:
+            file = self._files.get(path)
+        except FileNotFoundError as error:
+            if first < self.first:  # which `drop_before` raises before it removes a file
+                raise self._gone(first) from error
+            raise
+        data = file.pread(count * self.entry_bytes, offset, nowait)
         if len(data) < count * self.entry_bytes:
             raise CorruptFile(path, offset + len(data), "entries are missing", _REMEDY)
         return data
+
+    def _gone(self, number: int) -> IndexError:
+        return IndexError(f"entry {number} is gone, the first is {self.first}")
 
     def present(self, number: int) -> int:
         """The number itself, or where the gap ends that it lies in."""
@@ -280,8 +292,8 @@ class FixedIndex:
         path = self._path(start)
         self._starts = [s for s in self._starts if s != start]
         self._unsynced.discard(path)
-        self._files.forget(path)
         self._disk.unlink(path)
+        self._files.forget(path)  # behind it, or a reader might open the file once more
         self._new_names = True
 
     def close(self) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from duemq_server.storage.disk import DiskFile
 from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull
 from duemq_server.storage.indexes import index as index_module
 from duemq_server.storage.indexes.index import FixedIndex
+from duemq_server.storage.open_files import OpenFiles
 from tests.crash.faulty_disk import FaultyDisk
 
 PATH = "/queues/0"
@@ -124,6 +127,75 @@ def test_old_entries_are_dropped_and_done_files_removed() -> None:
     with pytest.raises(IndexError, match="entry 22 is gone, the first is 23"):
         index.read(22, 1)
     assert opened(disk.after_kill()).first == 20
+
+
+class Meanwhile:
+    """In place of a lock: what another thread does just before somebody gets it, once."""
+
+    def __init__(self, lock: threading.Lock, does: Callable[[], None]) -> None:
+        self._lock, self._does = lock, [does]
+
+    def __enter__(self) -> None:
+        while self._does:
+            self._does.pop()()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_what_is_dropped_while_it_is_read_is_gone_and_not_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drop() -> None:
+        index.drop_before(23)
+
+    index = filled(FaultyDisk(), 35)
+    index.flush()
+    monkeypatch.setattr(index, "_lock", Meanwhile(index._lock, drop))
+    with pytest.raises(IndexError, match="entry 3 is gone, the first is 23"):
+        index.read(3, 1)
+
+    index = filled(FaultyDisk(), 35)
+    index.flush()
+    get = index._files.get
+
+    def slow(path: str) -> DiskFile:
+        drop()
+        return get(path)
+
+    monkeypatch.setattr(index._files, "get", slow)
+    with pytest.raises(IndexError, match="entry 3 is gone, the first is 23"):
+        index.read(3, 1)
+    assert read_all(index) == list(range(23, 35))
+
+
+def test_a_file_that_retention_did_not_remove_is_missed() -> None:
+    disk = FaultyDisk()
+    filled(disk, 35).close()
+    index = opened(disk)
+    disk.unlink(f"{PATH}/{0:020d}")
+    index._files.forget(f"{PATH}/{0:020d}")
+    with pytest.raises(FileNotFoundError):
+        index.read(3, 1)
+
+
+def test_a_file_that_goes_while_a_reader_opens_it_does_not_stay_open() -> None:
+    """Its space would not be free before 512 others were opened."""
+
+    class SlowDisk(FaultyDisk):
+        def unlink(self, path: str) -> None:
+            files.get(path)
+            super().unlink(path)
+
+    disk = SlowDisk()
+    files = OpenFiles(disk)
+    index = FixedIndex(PATH, disk, 8, files=files, file_bytes=PER_FILE * 8)
+    index.append(entries(*range(35)))
+    index.flush()
+    index.drop_before(10)
+    with pytest.raises(FileNotFoundError):
+        files.get(f"{PATH}/{0:020d}")
 
 
 def test_a_reset_index_starts_where_it_is_told() -> None:
