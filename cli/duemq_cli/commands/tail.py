@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 
 import click
 
 from duemq import Message, PullConsumer, Sql
 from duemq.descriptions import TopicDescription
-from duemq.errors import MissingBroker, OffsetOutOfRange, TopicReplaced
+from duemq.errors import (
+    MissingBroker,
+    OffsetOutOfRange,
+    QueueNotFound,
+    TopicNotFound,
+    TopicReplaced,
+    Unavailable,
+)
 from duemq.protocol.balance import MessageQueue
 from duemq_cli import completion
 from duemq_cli.exits import Exit
@@ -95,6 +103,8 @@ class _Reader:
         self._topic = found.name
         self._wanted = wanted
         self._ends = {MessageQueue(found.name, q.broker, q.queue): q for q in found.queues}
+        # Also of queues that are left out, while their brokers are away.
+        self._known: dict[MessageQueue, int] = {}
 
     def print_last(self, lines: int) -> tuple[MissingBroker, ...]:
         """The last messages of all queues.  Answers the brokers that went silent meanwhile."""
@@ -135,12 +145,21 @@ class _Reader:
             if time.monotonic() < look_at:
                 continue
             look_at = time.monotonic() + LOOK_EVERY_S
-            new = set(self.consumer.queues(self._topic)) - self.consumer.assignment
-            if new:
-                self._read_from(self._positions() | dict.fromkeys(new, 0))
+            with suppress(TopicNotFound, QueueNotFound, Unavailable):  # it is tried again
+                self._read_new(self.consumer.queues(self._topic))
             away = self.consumer.missing
             self._session.output.missing([each for each in away if each.name not in told])
             told = {each.name for each in away}
+
+    def _read_new(self, there: Collection[MessageQueue]) -> None:
+        """Reads the queues that have come, too, and of the others those that are there now.
+
+        No others can be assigned: their brokers would be asked.
+        """
+        if self.consumer.assignment.issuperset(there):
+            return
+        self._known |= self._positions()
+        self._read_from({queue: self._known.get(queue, 0) for queue in there})
 
     def _read_from(self, starts: Mapping[MessageQueue, int]) -> None:
         # From the ends first, so that nothing is pulled that is not wanted.

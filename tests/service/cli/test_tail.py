@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from duemq import Message
 from duemq.aio import Admin
+from duemq.errors import TopicNotFound
 from duemq.protocol.balance import MessageQueue
 from duemq.v1 import admin_pb2
+from duemq_cli.commands import tail as tail_command
 from duemq_cli.commands.tail import _Reader
 from duemq_cli.exits import Exit
 from duemq_cli.printing import MessagePrinter
 from duemq_cli.session import Session
 from tests.service.cli.commands import rows, run, start
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import Cluster, running_cluster, until
 
 TOPIC = "orders"
 
@@ -150,3 +153,86 @@ async def test_what_was_printed_is_not_printed_again_once_a_broker_is_back(
         assert {queue: reader.consumer.position(queue) for queue in ends} == ends
     finally:
         await asyncio.to_thread(reader.consumer.close)
+
+
+class Ended(Exception):
+    """Enough was printed."""
+
+
+class Printed(MessagePrinter):
+    """Keeps what is to be printed, up to a last body."""
+
+    def __init__(self, session: Session, last: str) -> None:
+        super().__init__(session.output, raw=False)
+        self.bodies: list[str] = []
+        self._last = last
+
+    def print(self, message: Message) -> None:
+        self.bodies.append(message.body.decode())
+        if self.bodies[-1] == self._last:
+            raise Ended
+
+
+async def test_new_queues_are_followed_while_a_broker_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_command, "LOOK_EVERY_S", 0.05)
+    session = Session(address=cluster.nameserver, json=True)
+    printed = Printed(session, last="back")
+    async with Admin(cluster.nameserver) as admin:
+        found = await admin.describe_topic(TOPIC)
+    reader = _Reader(session, printed, found, "")
+
+    def follow() -> None:
+        with reader.consumer:
+            reader.follow(())
+
+    following = asyncio.create_task(asyncio.to_thread(follow))
+    await until(lambda: len(reader.consumer.assignment) == 4 or following.done())
+    await cluster.stop_broker("b1")
+    await cluster.start_broker("b2")
+    await cluster.create_topic(TOPIC, queues=2)
+    await cluster.send(TOPIC, [b"new"], broker="b2")
+    await until(lambda: "new" in printed.bodies or following.done())
+    assert printed.bodies == ["new"]
+    await cluster.start_broker("b1")
+    await cluster.send(TOPIC, [b"back"], broker="b1")
+    with pytest.raises(Ended):
+        await following
+    assert printed.bodies == ["new", "back"]
+
+
+async def test_a_topic_is_followed_while_all_its_brokers_are_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_command, "LOOK_EVERY_S", 0.05)
+    session = Session(address=cluster.nameserver, json=True, timeout_s=1.0)
+    printed = Printed(session, last="back")
+    async with Admin(cluster.nameserver) as admin:
+        found = await admin.describe_topic(TOPIC)
+    reader = _Reader(session, printed, found, "")
+    looks: list[str] = []
+    queues = reader.consumer.queues
+
+    def looked(topic: str) -> list[MessageQueue]:
+        try:
+            return queues(topic)
+        except TopicNotFound:
+            looks.append("nobody")
+            raise
+
+    monkeypatch.setattr(reader.consumer, "queues", looked)
+
+    def follow() -> None:
+        with reader.consumer:
+            reader.follow(())
+
+    following = asyncio.create_task(asyncio.to_thread(follow))
+    await until(lambda: len(reader.consumer.assignment) == 4 or following.done())
+    for name in ("b0", "b1"):
+        await cluster.stop_broker(name)
+    await until(lambda: len(looks) > 1 or following.done())
+    await cluster.start_broker("b0")
+    await cluster.send(TOPIC, [b"back"])
+    with pytest.raises(Ended):
+        await following
