@@ -12,7 +12,7 @@ with the offset of each queue that is read next.  A topic that was deleted and m
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from duemq.errors import OffsetOutOfRange, TopicReplaced
@@ -94,7 +94,7 @@ def between(
                     bounds.topic_id,
                 )
             )
-    _require_all(start, end, found, options)
+    _require_all(start, end, {_of(bounds) for bounds in queues}, options)
     return found
 
 
@@ -142,14 +142,14 @@ def _checked(start: Offsets, at: int, bounds: QueueBounds, options: Options) -> 
     return bounds.first if replaced or at < bounds.first else bounds.past
 
 
-def _require_all(
-    start: Offsets, end: Offsets, found: Sequence[QueueRange], options: Options
-) -> None:
-    """Raises OffsetOutOfRange where a queue with something to read is not there now."""
-    there = {(piece.broker, piece.queue) for piece in found}
+def _require_all(start: Offsets, end: Offsets, there: Collection[Queue], options: Options) -> None:
+    """Raises OffsetOutOfRange where a queue with something to read is not there now.
+
+    Of one that is new nobody can tell any more where it began.
+    """
     for key in keys_of(end):
-        at, until = offset_of(start, key), offset_of(end, key)
-        if at is not None and until is not None and at < until and key not in there:
+        at, until = offset_of(start, key) or 0, offset_of(end, key)
+        if until is not None and at < until and key not in there:
             said = f"{options.topic}/{key[1]} on broker {key[0]!r} is not there: {at} to {until}"
             if options.fail_on_data_loss:
                 raise OffsetOutOfRange(said, field="queue", value=key[1], limit=until)

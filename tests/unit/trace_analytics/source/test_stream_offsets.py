@@ -73,6 +73,17 @@ def test_a_broker_that_is_away_keeps_its_place():
         stream_offsets.between(start, offsets(b0_2=30, b1_0=7), QUEUES[:1], TOPIC)
 
 
+def test_a_new_queue_whose_broker_goes_away_is_not_passed_over(caplog):
+    start = offsets(b1_0=7)
+    end = stream_offsets.latest(start, QUEUES, None, TOPIC)
+    with pytest.raises(OffsetOutOfRange, match="t/2 on broker 'b0' is not there: 0 to 30"):
+        stream_offsets.between(start, end, QUEUES[:1], TOPIC)
+    lenient = replace(TOPIC, fail_on_data_loss=False)
+    (piece,) = stream_offsets.between(start, end, QUEUES[:1], lenient)
+    assert (piece.broker, piece.start, piece.end) == ("b1", 7, 50)
+    assert "t/2 on broker 'b0' is not there: 0 to 30" in caplog.text
+
+
 @pytest.mark.parametrize("offset", [9, 31])
 def test_offsets_that_are_gone_end_the_stream_unless_they_may_be_passed(offset, caplog):
     start = offsets(b0_2=offset, b0_10=5, b1_0=0)
