@@ -10,7 +10,7 @@ Three positions, each at or behind the one before:
 
 Owners: `append` is called by any thread.  `LogWriter`, or a test, writes by
 `write_group` and `sync`: one thread may write while another syncs what was written
-before.  Any thread reads.  `recover` comes before all of it.
+before.  Any thread reads (log_reader.py).  `recover` comes before all of it.
 
 A log with replicas is a ReplicaLog (replicas/replica_log.py).
 
@@ -20,7 +20,6 @@ Files of the directory: segments (segment.py), `durable` (durable_mark.py), and
 
 from __future__ import annotations
 
-import bisect
 import logging
 import threading
 from collections import deque
@@ -30,11 +29,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from duemq_server.storage import record, recovery
-from duemq_server.storage.disk import Buffer, Disk, DiskFile, nbytes
+from duemq_server.storage.disk import Buffer, Disk, nbytes
 from duemq_server.storage.durable_mark import DurableMark
-from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
+from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
+from duemq_server.storage.log_reader import LogReader
 from duemq_server.storage.open_files import OpenFiles
-from duemq_server.storage.record import Entry, EntryCutOffError, InvalidEntryError
+from duemq_server.storage.record import Entry
 from duemq_server.storage.segment import Segment, SegmentWriter, list_segments, path_of
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
@@ -46,8 +46,6 @@ VERIFY_BACK_BYTES = 16 * 1024 * 1024
 """How far before its starting point a recovery verifies."""
 JOIN_BYTES_MAX = 32 * 1024
 """Groups up to this size are copied into one buffer: cheaper than many small ones."""
-_READ_AHEAD_BYTES = 16 * 1024
-"""Guessed size of an entry, to read most entries with one call."""
 _BOUNDARY_BYTES = 1024 * 1024
 _BOUNDARIES_MAX = 64
 
@@ -73,7 +71,7 @@ class Group:
     end_position: int
 
 
-class SegmentedLog:
+class SegmentedLog(LogReader):
     """An append-only log in a directory; made by `open`."""
 
     def __init__(
@@ -87,7 +85,7 @@ class SegmentedLog:
         group_bytes_max: int,
         files: OpenFiles | None,
     ) -> None:
-        self.directory = directory
+        super().__init__(directory, files or OpenFiles(disk), list_segments(directory, disk))
         self.segment_bytes = segment_bytes
         self.disk_full = False
         """The last write found no space; `append` refuses until one succeeds."""
@@ -96,7 +94,6 @@ class SegmentedLog:
         self.on_written: Callable[[int], None] | None = None
         """Called with where a group ends that was written, by the thread that did."""
         self._disk = disk
-        self._files = files or OpenFiles(disk)
         self._verify_from = start_at
         self._pending_bytes_max = pending_bytes_max
         self._group_bytes_max = group_bytes_max
@@ -119,8 +116,7 @@ class SegmentedLog:
         self._recovered = False
         self._writer: SegmentWriter | None = None
         self._mark = DurableMark(directory, disk)
-        self._segments = list_segments(directory, disk)  # replaced, never changed
-        self.end_position = self.written_position = self.durable_position = self.start_position
+        self.end_position = self.durable_position = self.start_position
 
     @classmethod
     def open(
@@ -449,77 +445,6 @@ class SegmentedLog:
         with suppress(DiskFull):
             self._mark.store(position)
 
-    # -- reading ----------------------------------------------------------
-
-    @property
-    def start_position(self) -> int:
-        """Position of the oldest entry that is kept."""
-        return self._segments[0].start if self._segments else 0
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments, oldest first."""
-        return self._segments
-
-    def read(self, position: int, length: int, nowait: bool = False) -> memoryview:
-        """Unverified bytes; fewer at the end of a segment or of what is written.
-
-        Raises IndexError outside of the log, BlockingIOError with `nowait` if
-        the bytes are not in memory.
-        """
-        segment = self._segment_of(position)
-        length = max(0, min(length, self.written_position - position))
-        return self._open(segment).pread(length, position - segment.start, nowait)
-
-    def read_entry(self, position: int, nowait: bool = False) -> Entry:
-        """The verified entry that starts at `position`.
-
-        Raises CorruptLog, and as `read`.
-        """
-        data = self.read(position, _READ_AHEAD_BYTES, nowait)
-        try:
-            try:
-                return record.decode(data, 0, position)
-            except EntryCutOffError as error:
-                data = self.read(position, error.length, nowait)
-                return record.decode(data, 0, position)
-        except InvalidEntryError as error:
-            raise self._corrupt(position, str(error)) from error
-
-    def entries(self, first: int, end: int | None = None) -> Iterator[Entry]:
-        """Verified entries from the one at `first` up to `end` (default: what is written).
-
-        Raises CorruptLog, and as `read`.
-        """
-        end = self.written_position if end is None else min(end, self.written_position)
-        position = first
-        while position < end:
-            segment = self._segment_of(position)
-            scan = recovery.Scan(self._open(segment), segment, position, end)
-            for entry in scan:
-                if entry.position >= end:
-                    return
-                position = entry.end
-                yield entry
-            if position < end and self._segment_of(position) is segment:
-                raise self._corrupt(scan.stop.position, scan.stop.reason)
-
-    def _segment_of(self, position: int) -> Segment:
-        segments = self._segments
-        index = bisect.bisect_right(segments, position, key=lambda s: s.start) - 1
-        if index < 0 or position >= self.written_position:
-            raise IndexError(
-                f"position {position} is not in the log: it holds"
-                f" {self.start_position} to {self.written_position}"
-            )
-        return segments[index]
-
-    def _open(self, segment: Segment) -> DiskFile:
-        try:
-            return self._files.get(segment.path)
-        except FileNotFoundError as error:
-            raise IndexError(f"segment {segment.start} was deleted") from error
-
     # -- retention and end ------------------------------------------------
 
     def delete_before(self, position: int) -> int:
@@ -549,12 +474,3 @@ class SegmentedLog:
         self._mark.close()
         for segment in self._segments:
             self._files.forget(segment.path)
-
-    def _corrupt(self, position: int, problem: str) -> CorruptLog:
-        remedy = recovery.remedy(self.directory, position)
-        at = bisect.bisect_right(self._segments, position, key=lambda s: s.start) - 1
-        if at < 0:
-            return CorruptLog(self.directory, 0, problem, remedy)
-        segment = self._segments[at]
-        offset = position - segment.start
-        return CorruptLog(segment.path, offset, f"position {position}: {problem}", remedy)

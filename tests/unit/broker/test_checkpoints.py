@@ -1,4 +1,4 @@
-"""A checkpoint's save, step by step, while the broker goes on: no writer thread, a disk in memory."""
+"""A checkpoint, step by step, while the broker goes on: no writer thread, a disk in memory."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,14 +12,25 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
-from duemq_server.broker.store import recovery
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.store.test_store import DATA, NOW_MS, opened
 
-TURNS_TIMEOUT_S = 60
+TIMEOUT_S = 60
+
+
+class Watched(Commits):
+    """Says when somebody waits."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(position)
+        self.waits = asyncio.Event()
+
+    def call(self, position: int, callback: Callable[[], None]) -> None:
+        super().call(position, callback)
+        self.waits.set()
 
 
 class Saving(NamedTuple):
@@ -27,7 +38,7 @@ class Saving(NamedTuple):
 
     disk: FaultyDisk
     store: Store
-    commits: Commits
+    commits: Watched
     task: asyncio.Task[None]
 
     def write(self) -> None:
@@ -36,19 +47,17 @@ class Saving(NamedTuple):
 
     def answer(self) -> None:
         """The event loop hears how far the log is durable."""
+        self.commits.waits.clear()
         position = self.store.log.durable_position
         self.commits.advance(position)
         self.store.durable(position)
 
     async def goes_on(self) -> None:
         """Until it is saved, or waits for more."""
-        await until(lambda: self.task.done() or bool(self.commits._waiting))
-
-
-async def until(there: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TURNS_TIMEOUT_S):
-        while not there():
-            await asyncio.sleep(0)
+        waits = asyncio.create_task(self.commits.waits.wait())
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.wait((self.task, waits), return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
 
 
 async def saving() -> Saving:
@@ -58,7 +67,7 @@ async def saving() -> Saving:
     for number in range(3):
         store.send(batch([b"%d" % number]), NOW_MS)
     settings = Settings(name="b1", data_dir=DATA, nameservers=("127.0.0.1:1",))
-    commits, meters = Commits(store.log.durable_position), Meters(CollectorRegistry())
+    commits, meters = Watched(store.log.durable_position), Meters(CollectorRegistry())
     log_loop = LogLoop(store, commits, meters, settings)
     checkpoints = Checkpoints(store, commits, log_loop, meters, DATA, disk, lambda *_: None)
     made = Saving(disk, store, commits, asyncio.create_task(checkpoints.save()))

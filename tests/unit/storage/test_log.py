@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from duemq_server.storage import log as log_module
-from duemq_server.storage import recovery
+from duemq_server.storage import log_reader, recovery
 from duemq_server.storage.errors import CorruptLog, DiskFailed, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import ENTRY_BYTES_MAX, entry_bytes
@@ -125,7 +125,7 @@ def test_groups_are_bounded() -> None:
 def test_an_entry_is_read_by_its_position(
     monkeypatch: pytest.MonkeyPatch, read_ahead_bytes: int
 ) -> None:
-    monkeypatch.setattr(log_module, "_READ_AHEAD_BYTES", read_ahead_bytes)
+    monkeypatch.setattr(log_reader, "_READ_AHEAD_BYTES", read_ahead_bytes)
     log = opened(FaultyDisk())
     positions = committed(log, *numbered(5))
     assert log.read_entry(positions[3]).body == numbered(5)[3]
