@@ -9,7 +9,6 @@ from duemq_server.storage.disk import DiskFile
 from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull
 from duemq_server.storage.indexes import index as index_module
 from duemq_server.storage.indexes.index import FixedIndex
-from duemq_server.storage.open_files import OpenFiles
 from tests.crash.faulty_disk import FaultyDisk
 
 PATH = "/queues/0"
@@ -178,24 +177,6 @@ def test_a_file_that_retention_did_not_remove_is_missed() -> None:
     index._files.forget(f"{PATH}/{0:020d}")
     with pytest.raises(FileNotFoundError):
         index.read(3, 1)
-
-
-def test_a_file_that_goes_while_a_reader_opens_it_does_not_stay_open() -> None:
-    """Its space would not be free before 512 others were opened."""
-
-    class SlowDisk(FaultyDisk):
-        def unlink(self, path: str) -> None:
-            files.get(path)
-            super().unlink(path)
-
-    disk = SlowDisk()
-    files = OpenFiles(disk)
-    index = FixedIndex(PATH, disk, 8, files=files, file_bytes=PER_FILE * 8)
-    index.append(entries(*range(35)))
-    index.flush()
-    index.drop_before(10)
-    with pytest.raises(FileNotFoundError):
-        files.get(f"{PATH}/{0:020d}")
 
 
 def test_a_reset_index_starts_where_it_is_told() -> None:
