@@ -64,6 +64,7 @@ from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.serving.metrics import TraceCollector
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
+from duemq_server.storage import starts
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DiskFull
 
@@ -111,7 +112,7 @@ class Broker:
         Raises StorageError, OSError, InvalidArgument if another store has this broker's name.
         """
         began = time.monotonic()
-        lead, leading = self._lead, self._leading
+        lead = self._lead
         self._opened = lead.opened if lead is not None else await asyncio.to_thread(self._open)
         self.store = store = self._opened.store
         log.info(
@@ -122,12 +123,13 @@ class Broker:
             self._opened.replayed_entries,
             time.monotonic() - began,
         )
-        # Of two that call themselves leaders, the one of the later takeover counts.
-        born_ms = leading.leader.record.registered_ms if leading is not None else now_ms()
-        self.registration = Registration(
-            self.settings.nameservers, self.settings.heartbeat_period, born_ms, self._report
-        )
         try:
+            self.registration = Registration(
+                self.settings.nameservers,
+                self.settings.heartbeat_period,
+                await self._began_ms(),
+                self._report,
+            )
             await self.registration.check_free()
         except BaseException:
             store.close()
@@ -154,6 +156,12 @@ class Broker:
             self._tasks.append(asyncio.create_task(work, name=name))
         await self.server.ready()
         process.trace("duemq-broker", self.settings)
+
+    async def _began_ms(self) -> int:
+        """Later than that of every process before, so that nameservers take this one for newer."""
+        if self._leading is not None:  # of two that call themselves leaders, the later one counts
+            return self._leading.leader.record.registered_ms
+        return await asyncio.to_thread(starts.begin, self.settings.data_dir, self._disk, now_ms())
 
     def _replicas_changed(self) -> None:
         assert self._leading is not None
