@@ -203,15 +203,20 @@ class Server:
             await unsent.busy.wait()
             await asyncio.sleep(UNSENT_CHECK_S)
             for peer in unsent.stuck():
-                if await asyncio.to_thread(connections.shut, peer):
-                    log.warning(
-                        "%s has not read an answer for %g s: connection closed",
-                        peer,
-                        unsent.timeout_s,
-                    )
-                    self._metrics.cut_connections.inc()
+                await self._cut_off(peer)
             if not unsent.held:
                 unsent.busy.clear()
+
+    async def _cut_off(self, peer: str) -> None:
+        try:
+            found = await asyncio.to_thread(connections.shut, peer)
+        except OSError as error:  # too many open files, say: the next look tries again
+            log.error("%s does not read, and could not be cut off: %s", peer, error)
+            return
+        if found:
+            timeout_s = self.unsent.timeout_s
+            log.warning("%s has not read an answer for %g s: connection closed", peer, timeout_s)
+            self._metrics.cut_connections.inc()
 
 
 def _joined(host: str, port: int) -> str:
