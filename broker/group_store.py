@@ -26,14 +26,15 @@ GROUPS_FILE = "groups"
 class GroupFile:
     """All groups in one file.
 
-    If the disk refuses, groups go on without: fencing keeps the offsets right, and the error is
-    logged.
+    If the disk refuses, groups go on without: fencing keeps the offsets right, the error is logged
+    once, and they are saved when the disk takes them again.
     """
 
     def __init__(self, data_dir: str, disk: Disk) -> None:
         self._path = os.path.join(data_dir, GROUPS_FILE)
         self._disk = disk
         self._is_there = disk.exists(self._path)
+        self._refused = False
 
     def restore(self, coordinator: Coordinator, now_ms: int) -> None:
         """At the start.  Raises CorruptFile, ValueError for a file of another version."""
@@ -47,7 +48,14 @@ class GroupFile:
         try:
             await asyncio.to_thread(checkpoint.save, self._path, snapshot, self._disk)
         except Exception:
-            log.exception("the groups' generations and members could not be saved")
+            coordinator.snapshot_not_kept()
+            if not self._refused:
+                log.exception("the groups' generations and members could not be saved; trying on")
+            self._refused = True
+        else:
+            if self._refused:
+                log.info("the groups' generations and members are saved again")
+            self._refused = False
         return ()
 
     async def remove(self) -> None:

@@ -52,6 +52,7 @@ HELLO_TIMEOUT_S = 10.0
 LAST_WORDS_S = 1.0  # at a stop: for assignments to be saved and told
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 
+SAVE_AGAIN_S = 5.0  # after a disk has refused groups whose members were told
 GATHER_S = 0.05
 EVENT_QUEUES_AT_ONCE = 512  # of an assignment or a hello: about a millisecond's work
 # So many queues may always be named as released: those that a group had before it lost a topic.
@@ -99,6 +100,10 @@ class Session:
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
+        self.leaving = False
+        """It said goodbye, which counts also if the stream ends before its turn comes."""
+        self.overrun = False
+        """It does not read: what it says does not count any more, so that others get its queues."""
         self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(
             OUTBOX_EVENTS_MAX
         )
@@ -109,6 +114,7 @@ class Session:
             while not self.outbox.empty():
                 self.outbox.get_nowait()
             event = Overloaded("this member does not read what it is told")
+            self.overrun = True
         self.outbox.put_nowait(event)
 
     def replace(self, newer: "Session") -> None:
@@ -196,11 +202,16 @@ class CoordinatorServicer:
         self._coordinator.expire(self._clock())
 
     async def _deliver(self) -> None:
+        unsaved: Collection[str] = ()
         while True:
-            await self._to_send.wait()
+            # Who was refused comes again, and that is an event.
+            behind = self._coordinator.changed and not unsaved
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_AGAIN_S if behind else None):
+                    await self._to_send.wait()
             self._to_send.clear()
             unsent, self._unsent = self._unsent, {}
-            unsaved: Collection[str] = ()
+            unsaved = ()
             if self._coordinator.changed:
                 unsaved = await self._group_store.save(self._coordinator)
             await self._tell(unsent, unsaved)
@@ -266,7 +277,7 @@ class CoordinatorServicer:
                 for task in others:
                     task.cancel()
         finally:
-            if self._sessions.get(key) is session:
+            if self._sessions.get(key) is session and not session.leaving:
                 del self._sessions[key]
             self._unsent.pop(session, None)
 
@@ -300,8 +311,8 @@ class CoordinatorServicer:
         self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
     ) -> None:
         async for event in requests:
-            if self._sessions.get(key) is not session:
-                return  # the member speaks over another stream now
+            if self._sessions.get(key) is not session or session.overrun:
+                return  # the member speaks over another stream now, or is to come again
             kind = event.WhichOneof("event")
             if kind == "heartbeat":
                 generation = self._coordinator.heartbeat(*key, self._clock())
@@ -313,7 +324,8 @@ class CoordinatorServicer:
                 let_go = partial(self._let_go, key, session, event.released)
                 await self._rebalancer.done(let_go, key[0])
             elif kind == "leave":
-                await self._rebalancer.done(lambda _: self._quit(key, session), key[0])
+                session.leaving = True
+                await self._rebalancer.done_for_sure(lambda _: self._quit(key, session), key[0])
                 return
             else:
                 raise checks.wrong("event", kind, "heartbeat, released or leave after a hello")
@@ -330,6 +342,7 @@ class CoordinatorServicer:
 
     async def _quit(self, key: Key, session: Session) -> None:
         if self._sessions.get(key) is session:
+            del self._sessions[key]
             self._coordinator.quit(*key, self._clock())
 
     async def _event(self, told: Assignment | Moved, slices: Slices) -> group_pb2.CoordinatorEvent:

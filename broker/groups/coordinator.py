@@ -138,6 +138,7 @@ class Coordinator:
         # Groups that the snapshot holds otherwise than they are, and what it holds of each.
         self._changed: set[str] = set()
         self._kept: dict[str, bytes] = {}
+        self._snapshot_lost = False
 
     # --- events, and the rebalance that follows -----------------------------------------------
 
@@ -386,7 +387,7 @@ class Coordinator:
     @property
     def changed(self) -> bool:
         """The snapshot differs from the last one taken."""
-        return bool(self._changed)
+        return bool(self._changed) or self._snapshot_lost
 
     def snapshot(self) -> bytes:
         """As `snapshotting`, at once."""
@@ -403,6 +404,7 @@ class Coordinator:
                 self._kept.pop(name, None)
             else:
                 self._kept[name] = f"{json.dumps(name)}: {kept}".encode()
+        self._snapshot_lost = False
         groups = b", ".join(self._kept.values())
         return b'{"version": %d, "groups": {%s}}' % (SNAPSHOT_VERSION, groups)
 
@@ -422,6 +424,10 @@ class Coordinator:
     def not_kept(self, groups: Iterable[str]) -> None:
         """What was answered of these could not be kept: they are `changed` still."""
         self._changed.update(groups)
+
+    def snapshot_not_kept(self) -> None:
+        """The last one could not be kept: another one is due, though nothing else has changed."""
+        self._snapshot_lost = True
 
     def restore(self, snapshot: bytes, now_ms: int) -> None:
         """Takes a snapshot over, at start.  Raises ValueError for one of another version."""

@@ -139,6 +139,25 @@ async def test_a_file_from_before_there_were_replicas_goes_into_the_log(world: W
     assert not disk.exists(path)
 
 
+async def test_what_a_full_disk_refused_is_saved_when_there_is_space(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, file = world.leader.disk, GroupFile(DATA, world.leader.disk)
+    await file.save(world.coordinator)
+    world.join("g", "m1")
+    disk.capacity_bytes = disk.used_bytes()
+    for _ in range(2):
+        assert await file.save(world.coordinator) == ()
+        assert world.coordinator.changed
+    assert caplog.text.count("could not be saved") == 1
+    disk.capacity_bytes = None
+    await file.save(world.coordinator)
+    assert not world.coordinator.changed
+    restored = empty()
+    file.restore(restored, NOW_MS)
+    assert (restored.group("g").absent or {}).keys() == {"m1"}
+
+
 async def test_what_the_log_says_counts_and_not_an_old_file(world: World) -> None:
     world.join("old", "m1")
     await GroupFile(DATA, world.leader.disk).save(world.coordinator)
