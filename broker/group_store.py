@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from duemq.errors import DuemqError
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.groups.coordinator import Coordinator
+from duemq_server.broker.groups.group_table import GroupTable
 from duemq_server.broker.slices import Slices
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import checkpoint
@@ -36,19 +36,19 @@ class GroupFile:
         self._is_there = disk.exists(self._path)
         self._refused = False
 
-    def restore(self, coordinator: Coordinator, now_ms: int) -> None:
+    def restore(self, groups: GroupTable, now_ms: int) -> None:
         """At the start.  Raises CorruptFile, ValueError for a file of another version."""
         snapshot = checkpoint.load(self._path, self._disk)
         if snapshot is not None:
-            coordinator.restore(snapshot, now_ms)
+            groups.restore(snapshot, now_ms)
 
-    async def save(self, coordinator: Coordinator) -> Collection[str]:
+    async def save(self, groups: GroupTable) -> Collection[str]:
         """See edge.coordinator_servicer.GroupStore."""
-        snapshot = await Slices().work(coordinator.snapshotting())
+        snapshot = await Slices().work(groups.snapshotting())
         try:
             await asyncio.to_thread(checkpoint.save, self._path, snapshot, self._disk)
         except Exception:
-            coordinator.snapshot_not_kept()
+            groups.snapshot_not_kept()
             if not self._refused:
                 log.exception("the groups' generations and members could not be saved; trying on")
             self._refused = True
@@ -84,18 +84,18 @@ class GroupLog:
         self._commits = commits
         self._file = GroupFile(data_dir, disk)  # from before the log had replicas
 
-    def restore(self, coordinator: Coordinator, now_ms: int) -> None:
+    def restore(self, groups: GroupTable, now_ms: int) -> None:
         """At the start.  Raises as that of GroupFile, where nothing is in the log."""
         memberships = self._store.tables.memberships
         if memberships:
-            coordinator.take_over(memberships, now_ms)
+            groups.take_over(memberships, now_ms)
         else:
-            self._file.restore(coordinator, now_ms)
+            self._file.restore(groups, now_ms)
 
-    async def save(self, coordinator: Coordinator) -> Collection[str]:
+    async def save(self, groups: GroupTable) -> Collection[str]:
         """See edge.coordinator_servicer.GroupStore."""
         slices = Slices()
-        changes = await slices.work(coordinator.changing())
+        changes = await slices.work(groups.changing())
         settled, refused = 0, dict[str, Exception]()
         for group, kept in changes.items():
             try:
@@ -107,7 +107,7 @@ class GroupLog:
         if refused:
             first = next(iter(refused.items()))
             log.error("%d groups could not be saved: %s: %s", len(refused), *first)
-            coordinator.not_kept(refused)
+            groups.not_kept(refused)
         else:
             await self._file.remove()
         return refused

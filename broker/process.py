@@ -274,7 +274,7 @@ class Broker:
             groups_max=self.settings.groups_max,
             check_known=self.store.check_group_known,
         )
-        self._group_store.restore(coordinator, now_ms())
+        self._group_store.restore(coordinator.table, now_ms())
         return coordinator
 
     def _report(self) -> nameserver_pb2.BrokerReport:

@@ -42,6 +42,7 @@ from duemq.transport.streams import first_of
 from duemq.v1 import broker_pb2, group_pb2, message_pb2
 from duemq_server.broker.filtering.filters import Expressions, check_filter
 from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Moved, TurnedOut
+from duemq_server.broker.groups.group_table import GroupTable
 from duemq_server.broker.groups.members import Group, Hello, check_owned
 from duemq_server.broker.groups.subscriptions import TopicFilter, check_count
 from duemq_server.broker.rebalancer import Rebalancer
@@ -86,7 +87,7 @@ class _Readable(Mapping[str, list[MessageQueue]]):
 class GroupStore(Protocol):
     """Where groups are kept.  Called by the event loop, one call at a time."""
 
-    async def save(self, coordinator: Coordinator) -> Collection[str]:
+    async def save(self, groups: GroupTable) -> Collection[str]:
         """What has changed is kept when this returns.
 
         Answers the groups whose members may not be told of it; these are saved with the next
@@ -205,15 +206,15 @@ class CoordinatorServicer:
         unsaved: Collection[str] = ()
         while True:
             # Who was refused comes again, and that is an event.
-            behind = self._coordinator.changed and not unsaved
+            behind = self._coordinator.table.changed and not unsaved
             with suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_AGAIN_S if behind else None):
                     await self._to_send.wait()
             self._to_send.clear()
             unsent, self._unsent = self._unsent, {}
             unsaved = ()
-            if self._coordinator.changed:
-                unsaved = await self._group_store.save(self._coordinator)
+            if self._coordinator.table.changed:
+                unsaved = await self._group_store.save(self._coordinator.table)
             await self._tell(unsent, unsaved)
             if not self._unsent:
                 self._idle.set()

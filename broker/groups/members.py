@@ -14,6 +14,7 @@ from duemq_server.broker.groups import subscriptions
 from duemq_server.broker.groups.subscriptions import Subscriptions
 from duemq_server.broker.store.offsets import check_generation
 
+MEMBERS_MAX = 1_000  # a group
 MEMBER_ID_LENGTH_MAX = 255
 CLIENT_LENGTH_MAX = 1_024
 OWNED_MAX = 65_536  # queues in a hello

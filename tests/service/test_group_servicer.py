@@ -431,11 +431,11 @@ class Gate:
         self.open = asyncio.Event()
         self.refused: set[str] = set()
 
-    async def save(self, coordinator) -> set[str]:
-        changes = await Slices().work(coordinator.changing())
+    async def save(self, groups) -> set[str]:
+        changes = await Slices().work(groups.changing())
         self.asked.set()
         await self.open.wait()
-        coordinator.not_kept(self.refused & changes.keys())
+        groups.not_kept(self.refused & changes.keys())
         return self.refused & changes.keys()
 
 
@@ -473,11 +473,11 @@ async def test_what_a_disk_refused_is_kept_without_another_event(
     class Full:
         saves = 0
 
-        async def save(self, core) -> tuple[str, ...]:
-            await Slices().work(core.snapshotting())
+        async def save(self, groups) -> tuple[str, ...]:
+            await Slices().work(groups.snapshotting())
             self.saves += 1
             if self.saves < 3:
-                core.snapshot_not_kept()
+                groups.snapshot_not_kept()
             return ()
 
     monkeypatch.setattr(coordinator_servicer, "SAVE_AGAIN_S", 0.01)
@@ -486,7 +486,7 @@ async def test_what_a_disk_refused_is_kept_without_another_event(
     async with coordinator.joined(HERE) as member:
         await member.hello(GROUP, "m1", topic, session_timeout_ms=300_000)
         assert len((await member.assignment())[1]) == 4
-        await until(lambda: store.saves >= 3 and not servicer._coordinator.changed)
+        await until(lambda: store.saves >= 3 and not servicer._coordinator.table.changed)
 
 
 class Context:
