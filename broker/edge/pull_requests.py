@@ -118,7 +118,7 @@ class PullRequests:
         for parked in self._waiters.expire(1 << 62):
             _resolve(parked)
         for stream in self._streams:
-            stream.end(Unavailable("the broker is stopping"))
+            stream.end(_stopping())
         self._threads.shutdown(wait=False)
 
     # -- Pull -------------------------------------------------------------------------------------
@@ -318,6 +318,8 @@ class PullRequests:
             try:
                 return read(nowait=True)
             except BlockingIOError:
+                if self._closing:  # the threads take nothing more
+                    raise _stopping() from None
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, read)
         except (IndexError, FileNotFoundError) as error:  # retention was faster
@@ -453,6 +455,10 @@ class PullRequests:
             parked.knows = -1
             _resolve(parked)
         self._set_timer()
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the broker is stopping")
 
 
 def _resolve(parked: Parked) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound, Unavailable
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
@@ -455,6 +455,25 @@ async def test_a_clean_stop_answers_those_who_wait(tmp_path: Path) -> None:
         await broker.server.drain()
         broker._pulls.close()
         assert not (await waiting).queues
+
+
+async def test_who_waits_for_the_disk_at_a_stop_is_told_of_the_stop(
+    both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+
+    def cold(*_arguments: Any, **_options: Any) -> reader.Frames:
+        raise BlockingIOError
+
+    monkeypatch.setattr(reader, "read_frames", cold)
+    monkeypatch.setattr(reader, "read_records", cold)
+    broker._pulls.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        await status.answer(client.broker.FetchFrames(broker_pb2.FetchFramesRequest(topic=topic)))
+    [queue] = (await client.pull(topic)).queues
+    assert isinstance(status.from_proto(queue.error), Unavailable)
 
 
 async def test_pulls_of_every_kind_step_over_what_the_log_has_lost(tmp_path: Path) -> None:
