@@ -43,7 +43,7 @@ class GroupFile:
             groups.restore(snapshot, now_ms)
 
     async def save(self, groups: GroupTable) -> Collection[str]:
-        """See edge.coordinator_servicer.GroupStore."""
+        """See edge.members.telling.GroupStore."""
         snapshot = await Slices().work(groups.snapshotting())
         try:
             await asyncio.to_thread(checkpoint.save, self._path, snapshot, self._disk)
@@ -93,7 +93,7 @@ class GroupLog:
             self._file.restore(groups, now_ms)
 
     async def save(self, groups: GroupTable) -> Collection[str]:
-        """See edge.coordinator_servicer.GroupStore."""
+        """See edge.members.telling.GroupStore."""
         slices = Slices()
         changes = await slices.work(groups.changing())
         settled, refused = 0, dict[str, Exception]()

@@ -27,7 +27,7 @@ from duemq.v1 import (
     message_pb2,
 )
 from duemq_server.broker import slices
-from duemq_server.broker.edge import coordinator_servicer
+from duemq_server.broker.edge.members import messages, sessions, telling
 from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.slices import Slices
 from duemq_server.storage.replicas import epoch
@@ -440,7 +440,7 @@ class Gate:
 
 
 async def test_members_are_told_what_is_kept_and_nothing_else(cluster, coordinator, topic) -> None:
-    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    cluster.brokers[HERE]._groups._telling.group_store = gate = Gate()
     async with coordinator.joined(HERE) as member:
         await member.hello(GROUP, "m1", topic)
         await gate.asked.wait()
@@ -453,7 +453,7 @@ async def test_members_are_told_what_is_kept_and_nothing_else(cluster, coordinat
 async def test_members_of_a_group_that_cannot_be_kept_come_again(
     cluster, coordinator, topic
 ) -> None:
-    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    cluster.brokers[HERE]._groups._telling.group_store = gate = Gate()
     gate.open.set()
     gate.refused.add(GROUP)
     async with coordinator.joined(HERE) as member, coordinator.joined(HERE) as other:
@@ -480,9 +480,9 @@ async def test_what_a_disk_refused_is_kept_without_another_event(
                 groups.snapshot_not_kept()
             return ()
 
-    monkeypatch.setattr(coordinator_servicer, "SAVE_AGAIN_S", 0.01)
+    monkeypatch.setattr(telling, "SAVE_AGAIN_S", 0.01)
     servicer = cluster.brokers[HERE]._groups
-    servicer._group_store = store = Full()
+    servicer._telling.group_store = store = Full()
     async with coordinator.joined(HERE) as member:
         await member.hello(GROUP, "m1", topic, session_timeout_ms=300_000)
         assert len((await member.assignment())[1]) == 4
@@ -563,7 +563,7 @@ async def test_who_does_not_read_is_not_kept_alive_by_what_it_says(
             yield group_pb2.MemberEvent(heartbeat=group_pb2.Heartbeat())
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(coordinator_servicer, "OUTBOX_EVENTS_MAX", 2)
+    monkeypatch.setattr(sessions, "OUTBOX_EVENTS_MAX", 2)
     joined = asyncio.create_task(cluster.brokers[HERE]._groups.Join(talk(), Unread()))
     await until(lambda: len(heard) > 3)
     joined.cancel()
@@ -572,8 +572,8 @@ async def test_who_does_not_read_is_not_kept_alive_by_what_it_says(
 
 
 async def test_what_waits_to_be_kept_is_bounded(cluster, coordinator, topic, monkeypatch) -> None:
-    monkeypatch.setattr(coordinator_servicer, "OUTBOX_EVENTS_MAX", 2)
-    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    monkeypatch.setattr(sessions, "OUTBOX_EVENTS_MAX", 2)
+    cluster.brokers[HERE]._groups._telling.group_store = gate = Gate()
     async with coordinator.joined(HERE) as member:
         await member.hello(GROUP, "m1", topic)
         await gate.asked.wait()
@@ -656,9 +656,9 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
 async def test_others_have_turns_while_a_long_assignment_is_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_servicer, "EVENT_QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(messages, "EVENT_QUEUES_AT_ONCE", 2)
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    servicer = cluster.brokers["b0"]._groups
+    routes = cluster.brokers["b0"]._routes.cache
     queues = tuple(
         balance.MessageQueue("t", broker, n) for broker in ("b0", "b1") for n in range(3)
     )
@@ -671,10 +671,11 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
             turns += 1
 
     counting = asyncio.create_task(count())
-    written = await servicer._event(Assignment("g", "m1", 7, queues, ("m1", "m2")), Slices())
+    told = Assignment("g", "m1", 7, queues, ("m1", "m2"))
+    written = await messages.assignment_event(told, routes, Slices())
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment
-    assert tuple(map(coordinator_servicer.queue_of, assignment.queues)) == queues
+    assert tuple(map(messages.queue_of, assignment.queues)) == queues
     assert [each.name for each in assignment.brokers] == ["b0", "b1"]
     assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])
