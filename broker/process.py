@@ -10,7 +10,7 @@ rates             samples how far queues and groups are (sampler.py)
 groups            sessions of groups' members (edge/coordinator_servicer.py)
 registration      heartbeats to the nameservers (serving/registration.py)
 routes            the cluster's routes, for the groups (duemq.transport)
-disk-reader       threads: pulls of what memory does not hold (edge/pull_requests.py)
+disk-reader       threads: pulls of what memory does not hold (edge/pulls/disk_reads.py)
 
 Shutdown, in this order: leave the nameservers, so that clients turn to others; health says
 NOT_SERVING; parked pulls are answered and streams end after their last answers; calls end; the
