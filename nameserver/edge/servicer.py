@@ -28,7 +28,7 @@ from duemq_server.nameserver.registry import (
     TopicQueues,
     Version,
 )
-from duemq_server.serving.server import Codec
+from duemq_server.serving.methods import Codec
 from duemq_server.serving.settings import check_address, check_name
 from duemq_server.serving.unsent import Unsent
 
