@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from duemq.errors import DuemqError
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.groups.coordinator import Coordinator
+from duemq_server.broker.groups.group_table import GroupTable
 from duemq_server.broker.slices import Slices
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import checkpoint
@@ -26,28 +26,36 @@ GROUPS_FILE = "groups"
 class GroupFile:
     """All groups in one file.
 
-    If the disk refuses, groups go on without: fencing keeps the offsets right, and the error is
-    logged.
+    If the disk refuses, groups go on without: fencing keeps the offsets right, the error is logged
+    once, and they are saved when the disk takes them again.
     """
 
     def __init__(self, data_dir: str, disk: Disk) -> None:
         self._path = os.path.join(data_dir, GROUPS_FILE)
         self._disk = disk
         self._is_there = disk.exists(self._path)
+        self._refused = False
 
-    def restore(self, coordinator: Coordinator, now_ms: int) -> None:
+    def restore(self, groups: GroupTable, now_ms: int) -> None:
         """At the start.  Raises CorruptFile, ValueError for a file of another version."""
         snapshot = checkpoint.load(self._path, self._disk)
         if snapshot is not None:
-            coordinator.restore(snapshot, now_ms)
+            groups.restore(snapshot, now_ms)
 
-    async def save(self, coordinator: Coordinator) -> Collection[str]:
-        """See edge.coordinator_servicer.GroupStore."""
-        snapshot = await Slices().work(coordinator.snapshotting())
+    async def save(self, groups: GroupTable) -> Collection[str]:
+        """See edge.members.telling.GroupStore."""
+        snapshot = await Slices().work(groups.snapshotting())
         try:
             await asyncio.to_thread(checkpoint.save, self._path, snapshot, self._disk)
         except Exception:
-            log.exception("the groups' generations and members could not be saved")
+            groups.snapshot_not_kept()
+            if not self._refused:
+                log.exception("the groups' generations and members could not be saved; trying on")
+            self._refused = True
+        else:
+            if self._refused:
+                log.info("the groups' generations and members are saved again")
+            self._refused = False
         return ()
 
     async def remove(self) -> None:
@@ -76,18 +84,18 @@ class GroupLog:
         self._commits = commits
         self._file = GroupFile(data_dir, disk)  # from before the log had replicas
 
-    def restore(self, coordinator: Coordinator, now_ms: int) -> None:
+    def restore(self, groups: GroupTable, now_ms: int) -> None:
         """At the start.  Raises as that of GroupFile, where nothing is in the log."""
         memberships = self._store.tables.memberships
         if memberships:
-            coordinator.take_over(memberships, now_ms)
+            groups.take_over(memberships, now_ms)
         else:
-            self._file.restore(coordinator, now_ms)
+            self._file.restore(groups, now_ms)
 
-    async def save(self, coordinator: Coordinator) -> Collection[str]:
-        """See edge.coordinator_servicer.GroupStore."""
+    async def save(self, groups: GroupTable) -> Collection[str]:
+        """See edge.members.telling.GroupStore."""
         slices = Slices()
-        changes = await slices.work(coordinator.changing())
+        changes = await slices.work(groups.changing())
         settled, refused = 0, dict[str, Exception]()
         for group, kept in changes.items():
             try:
@@ -99,7 +107,7 @@ class GroupLog:
         if refused:
             first = next(iter(refused.items()))
             log.error("%d groups could not be saved: %s: %s", len(refused), *first)
-            coordinator.not_kept(refused)
+            groups.not_kept(refused)
         else:
             await self._file.remove()
         return refused

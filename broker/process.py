@@ -10,7 +10,7 @@ rates             samples how far queues and groups are (sampler.py)
 groups            sessions of groups' members (edge/coordinator_servicer.py)
 registration      heartbeats to the nameservers (serving/registration.py)
 routes            the cluster's routes, for the groups (duemq.transport)
-disk-reader       threads: pulls of what memory does not hold (edge/pull_requests.py)
+disk-reader       threads: pulls of what memory does not hold (edge/pulls/disk_reads.py)
 
 Shutdown, in this order: leave the nameservers, so that clients turn to others; health says
 NOT_SERVING; parked pulls are answered and streams end after their last answers; calls end; the
@@ -64,6 +64,7 @@ from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.serving.metrics import TraceCollector
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
+from duemq_server.storage import starts
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DiskFull
 
@@ -111,7 +112,7 @@ class Broker:
         Raises StorageError, OSError, InvalidArgument if another store has this broker's name.
         """
         began = time.monotonic()
-        lead, leading = self._lead, self._leading
+        lead = self._lead
         self._opened = lead.opened if lead is not None else await asyncio.to_thread(self._open)
         self.store = store = self._opened.store
         log.info(
@@ -122,12 +123,13 @@ class Broker:
             self._opened.replayed_entries,
             time.monotonic() - began,
         )
-        # Of two that call themselves leaders, the one of the later takeover counts.
-        born_ms = leading.leader.record.registered_ms if leading is not None else now_ms()
-        self.registration = Registration(
-            self.settings.nameservers, self.settings.heartbeat_period, born_ms, self._report
-        )
         try:
+            self.registration = Registration(
+                self.settings.nameservers,
+                self.settings.heartbeat_period,
+                await self._began_ms(),
+                self._report,
+            )
             await self.registration.check_free()
         except BaseException:
             store.close()
@@ -154,6 +156,12 @@ class Broker:
             self._tasks.append(asyncio.create_task(work, name=name))
         await self.server.ready()
         process.trace("duemq-broker", self.settings)
+
+    async def _began_ms(self) -> int:
+        """Later than that of every process before, so that nameservers take this one for newer."""
+        if self._leading is not None:  # of two that call themselves leaders, the later one counts
+            return self._leading.leader.record.registered_ms
+        return await asyncio.to_thread(starts.begin, self.settings.data_dir, self._disk, now_ms())
 
     def _replicas_changed(self) -> None:
         assert self._leading is not None
@@ -266,7 +274,7 @@ class Broker:
             groups_max=self.settings.groups_max,
             check_known=self.store.check_group_known,
         )
-        self._group_store.restore(coordinator, now_ms())
+        self._group_store.restore(coordinator.table, now_ms())
         return coordinator
 
     def _report(self) -> nameserver_pb2.BrokerReport:

@@ -53,6 +53,10 @@ class Rebalancer:
         """
         await self._put(event, group)
 
+    async def done_for_sure(self, event: Event, group: str = "") -> None:
+        """As `done`; the event has its turn also if the caller is cancelled."""
+        await asyncio.shield(self._put(event, group))
+
     def post(self, event: Event) -> None:
         """Applies an event in its turn; what it raises is logged."""
         self._put(event, "").add_done_callback(_log_failure)

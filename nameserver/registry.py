@@ -1,4 +1,4 @@
-"""Brokers, timer shards and the routes that follow from their reports.
+"""Who is there of brokers and timer shards, and who is lost; routes.py has what they serve.
 
 The core: no clock, no I/O.  Owned by: the event loop, which alone changes it; the thread that
 serves the metrics counts what is in it.
@@ -16,29 +16,27 @@ Invariants:
 - An instance that vanished is *lost* until one of its name comes back, or LOST_MAX others were lost
   after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others,
   unless an operator has given it up (`forget`).
-- `revision` counts changes.  `changes_since(revision)` tells what a watcher has to be told; the
-  journal behind it is bounded, and one who is behind its end gets everything.
 - A registry that has just started knows half of the cluster: until `ready_at_ms` it answers
   nothing.
 """
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import NamedTuple
 
 from duemq.errors import InstanceNotFound, InvalidArgument, NotReady, Overloaded, TopicNotFound
+from duemq_server.nameserver.reports import (
+    BrokerReport,
+    Report,
+    TimerReport,
+    TopicQueues,
+    Version,
+    same_store,
+    with_addresses,
+)
+from duemq_server.nameserver.routes import ROUTES_BYTES_MAX, Changes, Routes, Served
 
 # Brokers and timer shards together.
 INSTANCES_MAX = 1_000
-# Of all routes together, as they travel: a message has 16 MiB at most, and a new watcher gets one.
-ROUTES_BYTES_MAX = 12 << 20
-# Of one broker's part in a route, or of a replica, beside the names and the address.
-_SERVED_BYTES = 24
-# And where it tells which topic of its name it serves.
-_TOPIC_ID_BYTES = 11
-# Of why a replica is not in sync; the rest of a longer text is dropped.
-REASON_CHARS_MAX = 200
 # How long the version of a deregistered instance is remembered: longer than any call may take.
 GONE_MS = 60_000
 # Versions remembered so; of more, the oldest are forgotten.
@@ -47,74 +45,6 @@ GONE_MAX = 2 * INSTANCES_MAX
 LOST_MAX = 256
 # Topics of all of them, remembered to tell who gives one up.
 LOST_TOPICS_MAX = 50_000
-
-
-class Version(NamedTuple):
-    """Orders the reports of one instance."""
-
-    epoch: int
-    counter: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicQueues:
-    """The queues that a broker serves of a topic."""
-
-    topic: str
-    queues: int
-    readable: bool = True
-    writable: bool = True
-    topic_id: int = 0
-    """Tells it from one of its name that was deleted; 0: not told."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaReport:
-    """What the replica that leads says of one of its group.
-
-    Lags differ from one heartbeat to the next: they, and what goes with them, make no report
-    another one, so that no watcher is woken for them.
-    """
-
-    name: str
-    role: int
-    """As in nameserver.proto."""
-    in_sync: bool = False
-    epoch: int = 0
-    address: str = ""
-    lag_bytes: int = field(default=0, compare=False)
-    lag_s: float = field(default=0.0, compare=False)
-    since_ms: int = field(default=0, compare=False)
-    reason: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerReport:
-    """What a broker says of itself."""
-
-    name: str
-    address: str
-    topics: tuple[TopicQueues, ...] = ()
-    store_id: int = 0
-    replicas: tuple[ReplicaReport, ...] = ()
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TimerReport:
-    """What a timer shard says of itself."""
-
-    name: str
-    address: str
-    shard: int = 0
-    shards: int = 1
-    store_id: int = 0
-    replicas: tuple[ReplicaReport, ...] = ()
-    epoch: int = 0
-    key_shards: int = 0
-
-
-Report = BrokerReport | TimerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,29 +72,6 @@ class Lost:
     """An operator gave it up: it is missing from no answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What one broker serves of a topic."""
-
-    broker: str
-    address: str
-    queues: int
-    readable: bool
-    writable: bool
-    topic_id: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a watcher has to be told to be at `revision`."""
-
-    revision: int
-    whole: bool
-    topics: tuple[str, ...] = ()
-    """New or changed, sorted."""
-    removed_topics: tuple[str, ...] = ()
-
-
 class _Key(NamedTuple):
     kind: type[Report]
     name: str
@@ -187,23 +94,21 @@ class Registry:
     """How long a report holds that does not say so itself."""
     lost_kept_ms: int = 3_600_000
     """How long a lost instance is remembered."""
-    journal_topics_max: int = 50_000
+    journal_topics_max: InitVar[int] = 50_000
     """Changes of topics kept for watchers."""
-    routes_bytes_max: int = ROUTES_BYTES_MAX
-    revision: int = 1
+    routes_bytes_max: InitVar[int] = ROUTES_BYTES_MAX
     _instances: dict[_Key, Instance] = field(default_factory=dict)
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
     _lost: dict[_Key, Lost] = field(default_factory=dict)  # the oldest first
-    _routes: dict[str, dict[str, Served]] = field(default_factory=dict)
-    _journal: deque[tuple[int, str]] = field(default_factory=deque)
-    _route_bytes: int = 0
-    _journal_start: int = 1
-    """The journal is complete for changes after this revision."""
+    _routes: Routes = field(init=False)
+
+    def __post_init__(self, journal_topics_max: int, routes_bytes_max: int) -> None:
+        self._routes = Routes(routes_bytes_max, journal_topics_max)
 
     def holder(self, version: Version, report: Report, now_ms: int) -> Instance | None:
         """Who has the report's name for another store and keeps it; None: it can be had."""
         known = self._instances.get(_Key(type(report), report.name))
-        if known is None or _same_store(known.report.store_id, report.store_id):
+        if known is None or same_store(known.report.store_id, report.store_id):
             return None
         displaced = now_ms < self.ready_at_ms and version.epoch < known.version.epoch
         return None if displaced else known
@@ -220,7 +125,7 @@ class Registry:
         known, gone = self._instances.get(key), self._gone.get(key)
         overtaken = (known and version < known.version) or (gone and version <= gone.version)
         last = known.report.store_id if known else gone.store_id if gone else 0
-        if overtaken and _same_store(last, report.store_id):
+        if overtaken and same_store(last, report.store_id):
             return False
         if known is None and len(self._instances) >= INSTANCES_MAX:
             raise Overloaded(
@@ -232,28 +137,23 @@ class Registry:
         lost = self._lost.get(key)
         before = known or (lost.instance if lost is not None else None)
         if before is not None:
-            report = _with_addresses(report, before.report)
+            report = with_addresses(report, before.report)
         expires_ms = now_ms + (expiry_ms or self.expiry_ms)
         if known is None or known.report != report:
-            more = _route_bytes(report) - (_route_bytes(known.report) if known else 0)
-            if more > 0 and self._route_bytes + more > self.routes_bytes_max:
+            try:
+                self._routes.check_room(known.report if known else None, report)
+            except Overloaded:
                 if known is not None:
                     self._instances[key] = replace(
                         known, last_heard_ms=now_ms, expires_ms=expires_ms
                     )
-                raise Overloaded(
-                    f"broker.topics: with those of {report.name!r} the routes have"
-                    f" {self._route_bytes + more} bytes, {self.routes_bytes_max} are allowed",
-                    field="broker.topics",
-                    value=self._route_bytes + more,
-                    limit=self.routes_bytes_max,
-                )
+                raise
         self._gone.pop(key, None)
         self._lost.pop(key, None)
         self._instances[key] = Instance(report, version, now_ms, expires_ms)
         # Watchers merge what several nameservers say by the version: it is part of what they see.
         if known is None or known.version != version or known.report != report:
-            self._replace(known.report if known else None, report)
+            self._routes.replace(known.report if known else None, report)
         return True
 
     def deregister(
@@ -265,7 +165,7 @@ class Registry:
         """
         key = _Key(kind, name)
         known = self._instances.get(key)
-        if known and not _same_store(known.report.store_id, store_id):
+        if known and not same_store(known.report.store_id, store_id):
             return False
         if known and version < known.version:
             return False
@@ -302,7 +202,7 @@ class Registry:
             raise InstanceNotFound(f"no {what} {name} was lost lately", field=what, value=name)
         if not (dry_run or lost.forgotten):
             self._lost[key] = replace(lost, forgotten=True)
-            self._record(())
+            self._routes.record()
         return lost
 
     def expire(self, now_ms: int) -> int:
@@ -323,7 +223,7 @@ class Registry:
         for key in old:
             del self._lost[key]
         if old:
-            self._record(())
+            self._routes.record()
 
     def check_ready(self, now_ms: int) -> None:
         """Raises NotReady while not everybody had the time to register."""
@@ -333,7 +233,7 @@ class Registry:
 
     def route(self, topic: str) -> tuple[Served, ...]:
         """Who serves the topic, sorted by broker.  Raises TopicNotFound."""
-        served = self._routes.get(topic)
+        served = self._routes.of(topic)
         if not served:
             names = ", ".join(
                 lost.instance.report.name for lost in self.lost_brokers if not lost.forgotten
@@ -343,12 +243,12 @@ class Registry:
                 field="topic",
                 value=topic,
             )
-        return tuple(served[broker] for broker in sorted(served))
+        return served
 
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics that have a route, sorted."""
-        return tuple(sorted(self._routes))
+        return self._routes.topics
 
     @property
     def brokers(self) -> tuple[Instance, ...]:
@@ -370,21 +270,14 @@ class Registry:
         """Timer shards that were there lately, also those given up, sorted by name."""
         return self._lost_of(TimerReport)
 
+    @property
+    def revision(self) -> int:
+        """How many changes watchers could have been told of."""
+        return self._routes.revision
+
     def changes_since(self, revision: int) -> Changes:
         """What changed after `revision` (0: never told anything)."""
-        if not self._journal_start <= revision <= self.revision:
-            return Changes(self.revision, whole=True, topics=self.topics)
-        touched: set[str] = set()
-        for changed_at, topic in reversed(self._journal):
-            if changed_at <= revision:
-                break
-            touched.add(topic)
-        return Changes(
-            self.revision,
-            whole=False,
-            topics=tuple(sorted(touched & self._routes.keys())),
-            removed_topics=tuple(sorted(touched - self._routes.keys())),
-        )
+        return self._routes.changes_since(revision)
 
     def _of(self, kind: type[Report]) -> tuple[Instance, ...]:
         # The items as they are now: another thread may count them while one vanishes.
@@ -409,73 +302,8 @@ class Registry:
         )
         if len(self._lost) > LOST_MAX:
             del self._lost[next(iter(self._lost))]
-        self._replace(last.report, None)
-
-    def _replace(self, old: Report | None, new: Report | None) -> None:
-        """Moves the routes from one report of an instance to its next; journals what differs."""
-        self._route_bytes += _route_bytes(new) - _route_bytes(old)
-        before, after = _served(old), _served(new)
-        touched = [
-            topic for topic in before.keys() | after.keys() if before.get(topic) != after.get(topic)
-        ]
-        for topic in touched:
-            brokers = self._routes.setdefault(topic, {})
-            if topic in after:
-                brokers[after[topic].broker] = after[topic]
-            else:
-                brokers.pop(before[topic].broker, None)
-            if not brokers:
-                del self._routes[topic]
-        self._record(sorted(touched))
-
-    def _record(self, topics: Iterable[str]) -> None:
-        self.revision += 1
-        self._journal.extend((self.revision, topic) for topic in topics)
-        while len(self._journal) > self.journal_topics_max:
-            self._journal_start, _ = self._journal.popleft()
-
-
-def _same_store(one: int, other: int) -> bool:
-    """0: not told; then the name alone counts."""
-    return one == other or not (one and other)
-
-
-def _with_addresses(report: Report, before: Report) -> Report:
-    """A new leader does not know where replicas are that have not followed it yet: operators ask
-    them where they were."""
-    if all(each.address for each in report.replicas):
-        return report
-    known = {each.name: each.address for each in before.replicas}
-    replicas = tuple(
-        each if each.address else replace(each, address=known.get(each.name, ""))
-        for each in report.replicas
-    )
-    return replace(report, replicas=replicas)
+        self._routes.replace(last.report, None)
 
 
 def _name(item: tuple[_Key, object]) -> str:
     return item[0].name
-
-
-def _served(report: Report | None) -> dict[str, Served]:
-    if not isinstance(report, BrokerReport):
-        return {}
-    return {
-        one.topic: Served(
-            report.name, report.address, one.queues, one.readable, one.writable, one.topic_id
-        )
-        for one in report.topics
-    }
-
-
-def _route_bytes(report: Report | None) -> int:
-    """About what a report makes the routes larger by."""
-    if report is None:
-        return 0
-    each = REASON_CHARS_MAX + _SERVED_BYTES
-    replicas = sum(len(one.name) + len(one.address) + each for one in report.replicas)
-    if not isinstance(report, BrokerReport):
-        return replicas
-    each = len(report.name) + len(report.address) + _SERVED_BYTES
-    told = sum(_TOPIC_ID_BYTES for one in report.topics if one.topic_id)
-    return replicas + told + sum(len(one.topic) + each for one in report.topics)

@@ -16,6 +16,7 @@ Knows no gRPC, no asyncio, no clock, and nothing of messages but their frame.
 | `consume_queue` | entry of a queue's index |
 | `checkpoint`    | small state in one file, replaced as a whole |
 | `dirlock`       | one process a directory |
+| `starts`        | when the last process of a directory began |
 | `disk`          | the seam to the operating system; `open_files` bounds descriptors |
 | `errors`        | the tree of what can go wrong |
 """

@@ -36,6 +36,7 @@ from duemq_server.serving.clock import now_ms
 from duemq_server.serving.metrics import TraceCollector
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
+from duemq_server.storage import starts
 from duemq_server.storage.disk import RealDisk
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
@@ -96,6 +97,7 @@ class TimerService:
             place.check, settings.data_dir, self._disk, settings.shard, settings.shards
         )
         directory = await asyncio.to_thread(lead.open if lead is not None else self._open)
+        self._began_ms = await self._begin()
         if lead is not None:
             directory.housekeeper.others_need = lead.leading.log_needed_from
         ledger = directory.scheduler.ledger
@@ -161,6 +163,12 @@ class TimerService:
         settings = self.settings
         return open_directory(settings.data_dir, self._disk, settings.limits(), now_ms())
 
+    async def _begin(self) -> int:
+        """Later than that of every process before, so that nameservers take this one for newer."""
+        if self._leading is not None:  # of two that call themselves leaders, the later one counts
+            return self._leading.leader.record.registered_ms
+        return await asyncio.to_thread(starts.begin, self.settings.data_dir, self._disk, now_ms())
+
     async def _announce(self) -> None:
         """Others are sent here unless brokers refuse this service, and have given it nothing.
 
@@ -180,13 +188,10 @@ class TimerService:
             )
             if serves and self._registration is None:
                 settings = self.settings
-                # Of two that call themselves leaders, the one of the later takeover counts.
-                leading = self._leading
-                born_ms = leading.leader.record.registered_ms if leading else now_ms()
                 self._registration = Registration(
                     settings.nameservers,
                     settings.heartbeat_period,
-                    born_ms,
+                    self._began_ms,
                     self._report,
                     counter=self._reports,
                 )

@@ -9,7 +9,7 @@ from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.edge.send_back_requests import SendBackRequests
 from duemq_server.broker.edge.send_requests import SendRequests
 from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
-from duemq_server.serving.server import Codec
+from duemq_server.serving.methods import Codec
 
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
 

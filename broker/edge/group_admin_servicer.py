@@ -36,6 +36,8 @@ class _Move(NamedTuple):
     topic: str
     queue_id: int
     target: int | DuemqError
+    topic_id: int = 0
+    """Of which topic of this name; 0: of whichever is there."""
 
 
 class GroupAdminServicer:
@@ -170,20 +172,22 @@ class GroupAdminServicer:
         queues = self._store.queues_of(request.topic)
         checks.count("queue_ids", len(request.queue_ids), 0, QUEUES_MAX)
         wanted = sorted(set(request.queue_ids)) or [queue.queue_id for queue in queues]
+        # It may be made anew while times are looked for.
+        topic_id = queues[0].topic_id
 
         def find() -> list[_Move]:
             return [
-                _Move(request.topic, queue_id, self._target(request, queue_id))
+                _Move(request.topic, queue_id, self._target(request, queue_id, topic_id), topic_id)
                 for queue_id in wanted
             ]
 
         return await asyncio.to_thread(find) if to == "at_ms" else find()
 
     def _target(
-        self, request: group_admin_pb2.ResetOffsetsRequest, queue_id: int
+        self, request: group_admin_pb2.ResetOffsetsRequest, queue_id: int, topic_id: int
     ) -> int | DuemqError:
         try:
-            queue = self._store.queue(request.topic, queue_id)
+            queue = self._store.queue(request.topic, queue_id, topic_id)
         except DuemqError as error:
             return error
         to = request.WhichOneof("to")
@@ -228,14 +232,14 @@ class GroupAdminServicer:
     ) -> group_admin_pb2.ResetOffsetsResponse:
         answer = group_admin_pb2.ResetOffsetsResponse()
         changes: list[tuple[GroupQueue, int]] = []
-        for topic, queue_id, target in moves:
+        for topic, queue_id, target, topic_id in moves:
             key = GroupQueue(group, topic, queue_id)
             before = self._store.offsets.find(key)
             change = answer.changes.add(
                 topic=topic, queue_id=queue_id, before=before.offset if before else NO_OFFSET
             )
             try:
-                queue = self._store.queue(topic, queue_id)
+                queue = self._store.queue(topic, queue_id, topic_id)
                 change.min_offset, change.max_offset = queue.min_offset, queue.max_offset
                 if isinstance(target, DuemqError):
                     raise target

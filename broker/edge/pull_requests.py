@@ -1,73 +1,40 @@
-"""Pulls: answered at once, or parked until an append, a deadline or a cancel.
+"""Pulls: answered at once, or parked until an append, a deadline or a cancel (pulls/parking.py).
 
-Owned by: the event loop.  No pull polls: Store.on_visible wakes exactly those who wait for the
-queue, and one timer stands for the nearest of all deadlines.
+Owned by: the event loop.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from duemq.errors import (
-    Corrupt,
-    DuemqError,
-    OffsetOutOfRange,
-    Unavailable,
-)
+from duemq.errors import DuemqError, OffsetOutOfRange
 from duemq.protocol import checks
-from duemq.protocol.limits import PULL_BYTES_MAX, PULL_WAIT_MS_MAX
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.edge.offset_requests import OffsetRequests
-from duemq_server.broker.edge.pull_stream import Parked, ParkedPull, PullStream
+from duemq_server.broker.edge.pull_stream import ParkedPull, PullStream
+from duemq_server.broker.edge.pulls.disk_reads import DiskReads, stopping
+from duemq_server.broker.edge.pulls.fetching import Caller, FrameFetches
+from duemq_server.broker.edge.pulls.parking import Parking
 from duemq_server.broker.filtering.filters import Filter
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.reading import filtered_read, pull_encoding, reader
 from duemq_server.broker.reading.pull import Pull, QueueRead, parse
 from duemq_server.broker.reading.pull_encoding import QueueAnswer
-from duemq_server.broker.reading.reader import Frames, Records
-from duemq_server.broker.reading.waiters import QueueKey, Waiters
+from duemq_server.broker.reading.reader import Records
 from duemq_server.broker.slices import compiled
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
-from duemq_server.serving.unsent import BudgetShare, Unsent
-from duemq_server.storage.errors import StorageError
+from duemq_server.serving.unsent import Unsent
 
-log = logging.getLogger(__name__)
-
-FRAMES_BYTES_DEFAULT = 4 << 20
-READER_THREADS = 4
 # What filters look at before others have a turn, in reads as large as they may be.
 SCANS_PER_TURN = 2
-LINGER_MS_MAX = 1_000
-
-T = TypeVar("T")
-
-
-class Caller(Protocol):
-    """Of one call: gRPC's context."""
-
-    def peer(self) -> str:
-        """Its connection."""
-
-    def add_done_callback(self, callback: Callable[[Any], None], /) -> None:
-        """To be called when the answer is gone, or the client."""
-
-
-class _Lingering(NamedTuple):
-    """A fetch that waits for more, from an offset on."""
-
-    offset: int
-    parked: Parked
 
 
 class PullRequests:
@@ -89,37 +56,34 @@ class PullRequests:
         self._offsets = offsets
         self._meters = meters
         self._now_ms = now_ms
-        self._store_id = store_id
         # What is appended from now on is in memory as this process checked and wrote it.
         self._trusted_from = store.log.end_position
-        self._waiters: Waiters[Parked] = Waiters()
-        self._lingering: dict[QueueKey, list[_Lingering]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
+        self._parking = Parking(now_ms)
+        self._disk = DiskReads()
+        self._fetches = FrameFetches(store, self._parking, self._disk, now_ms, store_id, unsent)
         self._turn = 0
-        self._changes = 0  # of queues, other than appends: see `wake`
-        self._closing = False
         self._streams: set[PullStream] = set()
-        self._threads = ThreadPoolExecutor(READER_THREADS, "disk-reader")
-        store.on_visible = self._wake
+        store.on_visible = self._parking.appended
 
     def __len__(self) -> int:
         """Pulls that are parked now."""
-        return len(self._waiters)
+        return len(self._parking.waiters)
 
     @property
     def parked_queues(self) -> int:
         """Queues that they wait for, each counted as often as a pull waits for it."""
-        return self._waiters.places
+        return self._parking.waiters.places
 
     def close(self) -> None:
         """Answers everybody who waits and ends the streams: the process is going to stop."""
-        self._closing = True
-        for parked in self._waiters.expire(1 << 62):
-            _resolve(parked)
+        self._parking.close()
         for stream in self._streams:
-            stream.end(Unavailable("the broker is stopping"))
-        self._threads.shutdown(wait=False)
+            stream.end(stopping())
+        self._disk.close()
+
+    def wake(self, queues: Iterable[Queue]) -> None:
+        """Something else than an append happened to them: those who wait for them look again."""
+        self._parking.changed(queues)
 
     # -- Pull -------------------------------------------------------------------------------------
 
@@ -161,10 +125,12 @@ class PullRequests:
                     parked.share.resize(pull_encoding.size_of(answers))
                     return answers + self._beside(answers, pull.reads)
                 parked.give_place()
-            if parked.cancelled or self._is_over(pull.wait_ms, deadline_ms):
+            if parked.cancelled or self._parking.is_over(pull.wait_ms, deadline_ms):
                 pull.ended = True
                 return self._progress(pull.reads)
-            if looked_at and (parked.knows != self._changes or any(r.has_more for r in pull.reads)):
+            if looked_at and (
+                parked.knows != self._parking.changes or any(r.has_more for r in pull.reads)
+            ):
                 await asyncio.sleep(0)  # a filter leaves out much: let others have a turn
                 continue
             if not pull.was_parked and (progress := self._progress(pull.reads)):
@@ -173,18 +139,15 @@ class PullRequests:
                 pull.give(0, 0)
                 return progress
             pull.was_parked = True
-            await self._park(parked, [read.key for read in pull.reads], deadline_ms)
+            await self._parking.park(parked, [read.key for read in pull.reads], deadline_ms)
 
     def _to_look_at(self, parked: ParkedPull) -> list[QueueRead]:
         """Most of a pull's queues are quiet: they are not looked up again at each append."""
         reads = parked.pull.reads
-        if parked.knows == self._changes:
+        if parked.knows == self._parking.changes:
             return [read for read in reads if read.has_more]
-        parked.knows = self._changes
+        parked.knows = self._parking.changes
         return reads
-
-    def _is_over(self, wait_ms: int, deadline_ms: int) -> bool:
-        return self._closing or not wait_ms or self._now_ms() >= deadline_ms
 
     async def _read(self, pull: Pull, reads: list[QueueRead]) -> list[QueueAnswer]:
         records_left, bytes_left = pull.records_next, pull.bytes_next
@@ -199,7 +162,7 @@ class PullRequests:
                 queue = read.queue = self._queue_of(pull.group, read)
                 if read.scanned == queue.max_offset:
                     continue
-                records = await self._from_disk(
+                records = await self._disk.read(
                     self._reader(queue, read, records_left, bytes_left, at_least_one=not answers)
                 )
             except DuemqError as error:
@@ -312,20 +275,6 @@ class PullRequests:
                     )
         return answers
 
-    async def _from_disk(self, read: Callable[..., T]) -> T:
-        """Reads inline what is in memory, in a thread what is not."""
-        try:
-            try:
-                return read(nowait=True)
-            except BlockingIOError:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, read)
-        except (IndexError, FileNotFoundError) as error:  # retention was faster
-            raise OffsetOutOfRange(f"offset: just removed ({error})", field="offset") from error
-        except (StorageError, OSError) as error:
-            log.error("a read failed: %s", error)
-            raise Corrupt(f"{type(error).__name__}: {error}") from error
-
     # -- PullStream -------------------------------------------------------------------------------
 
     async def stream(
@@ -345,119 +294,17 @@ class PullRequests:
     def cancel(self, parked: ParkedPull) -> None:
         """Has a pull answered with what there is."""
         parked.cancelled = True
-        self._waiters.cancel(parked)
-        _resolve(parked)
+        self._parking.cancel(parked)
 
     def is_parked(self, parked: ParkedPull) -> bool:
         """Whether a pull waits for something to answer."""
-        return parked in self._waiters
+        return parked in self._parking.waiters
 
     # -- FetchFrames ------------------------------------------------------------------------------
 
     async def fetch(self, request: broker_pb2.FetchFramesRequest, caller: Caller) -> bytes:
         """Whole frames of one queue: the encoded FetchFramesResponse."""
-        checks.between("wait_ms", request.wait_ms, 0, PULL_WAIT_MS_MAX)
-        checks.between("max_bytes", request.max_bytes, 0, PULL_BYTES_MAX)
-        checks.between("linger_ms", request.linger_ms, 0, LINGER_MS_MAX)
-        deadline_ms = self._now_ms() + request.wait_ms
-        bytes_max = request.max_bytes or FRAMES_BYTES_DEFAULT
-        parked = Parked(peer=caller.peer())
-        if request.linger_ms:
-            await self._linger(parked, request)
-        while True:
-            queue = self._store.queue(request.topic, request.queue_id)
-            frames, share = await self._frames(queue, request.offset, bytes_max, parked.peer)
-            if frames.slices or self._is_over(request.wait_ms, deadline_ms):
-                break
-            if queue.max_offset > frames.next_offset:
-                continue  # appended while a thread was reading
-            await self._park(parked, [queue.key], deadline_ms)
-        caller.add_done_callback(lambda _: share.give_back())
-        return broker_pb2.FetchFramesResponse(
-            store_id=self._store_id,
-            frames=b"".join(frames.slices),
-            next_offset=frames.next_offset,
-            min_offset=queue.min_offset,
-            max_offset=queue.max_offset,
-        ).SerializeToString()
-
-    async def _linger(self, parked: Parked, request: broker_pb2.FetchFramesRequest) -> None:
-        """Waits while more may come for the same answer, but not where it would be late."""
-        queue = self._store.queue(request.topic, request.queue_id)
-        deadline_ms = self._now_ms() + request.linger_ms
-        mine = _Lingering(request.offset, parked)
-        self._lingering.setdefault(queue.key, []).append(mine)
-        try:
-            while queue.at_once_end <= request.offset and not self._is_over(1, deadline_ms):
-                await self._park(parked, (), deadline_ms)
-        finally:
-            self._lingering[queue.key].remove(mine)
-            if not self._lingering[queue.key]:
-                del self._lingering[queue.key]
-
-    async def _frames(
-        self, queue: Queue, offset: int, bytes_max: int, peer: str
-    ) -> tuple[Frames, BudgetShare]:
-        """Frames and the share that they have of the unread answers; none: it is given back."""
-        share = await self._unsent.take(peer, bytes_max)
-        try:
-            frames = await self._from_disk(
-                partial(reader.read_frames, self._store.log, queue, offset, bytes_max)
-            )
-        except BaseException:
-            share.give_back()
-            raise
-        if frames.slices:
-            share.resize(sum(map(len, frames.slices)))
-        else:
-            share.give_back()
-        return frames, share
-
-    # -- parking ----------------------------------------------------------------------------------
-
-    async def _park(self, parked: Parked, keys: Iterable[QueueKey], deadline_ms: int) -> None:
-        parked.woken = asyncio.get_running_loop().create_future()
-        self._waiters.park(parked, keys, deadline_ms, parked.peer)
-        self._set_timer()
-        try:
-            await parked.woken
-        finally:
-            self._waiters.cancel(parked)
-
-    def _wake(self, queue: Queue) -> None:
-        for parked in self._waiters.wake(queue.key):
-            _resolve(parked)
-        for each in self._lingering.get(queue.key, ()):
-            if queue.at_once_end > each.offset:
-                _resolve(each.parked)
-
-    def wake(self, queues: Iterable[Queue]) -> None:
-        """Something else than an append happened to them: those who wait for them look again."""
-        self._changes += 1
-        for queue in queues:
-            self._wake(queue)
-
-    def _set_timer(self) -> None:
-        next_ms = self._waiters.next_ms()
-        if next_ms is None or (self._timer is not None and self._timer_ms <= next_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_ms = next_ms
-        delay_s = max(0, next_ms - self._now_ms()) / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._expire)
-
-    def _expire(self) -> None:
-        self._timer = None
-        for parked in self._waiters.expire(self._now_ms()):
-            parked.knows = -1
-            _resolve(parked)
-        self._set_timer()
-
-
-def _resolve(parked: Parked) -> None:
-    if parked.woken is not None and not parked.woken.done():
-        parked.woken.set_result(None)
+        return await self._fetches.fetch(request, caller)
 
 
 def _scans(wanted: Filter, records: int) -> float:

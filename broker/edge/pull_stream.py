@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from duemq.errors import DuemqError, InvalidArgument, Overloaded
 from duemq.protocol import checks
 from duemq.v1 import broker_pb2
+from duemq_server.broker.edge.pulls.parking import Parked
 from duemq_server.broker.filtering.filters import Expressions
 from duemq_server.broker.reading import pull_encoding
 from duemq_server.broker.reading.pull import Pull, parse
@@ -25,17 +26,6 @@ from duemq_server.serving.unsent import BudgetShare, Unsent
 WAITING_MAX = 1_024
 # Answers of one stream that are read from the log and not yet taken by the connection.
 UNWRITTEN_MAX = 2
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Parked:
-    """Somebody who waits; `woken` resolves when there is something to do."""
-
-    woken: "asyncio.Future[None] | None" = None
-    knows: int = -1
-    """Which changes of `PullRequests` it has looked at."""
-    peer: str
-    """Its connection."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from duemq_server.broker.groups import subscriptions
 from duemq_server.broker.groups.subscriptions import Subscriptions
 from duemq_server.broker.store.offsets import check_generation
 
+MEMBERS_MAX = 1_000  # a group
 MEMBER_ID_LENGTH_MAX = 255
 CLIENT_LENGTH_MAX = 1_024
 OWNED_MAX = 65_536  # queues in a hello
+NAMED_MAX = 2 * MEMBERS_MAX  # members in a hello: present and awaited ones
 SESSION_TIMEOUT_MS_DEFAULT = 10_000
 
 
@@ -43,6 +45,7 @@ class Hello:
         check_owned("owned", len(self.owned))
         longest = max(map(len, self.members), default=0)
         checks.count("members", longest, 0, MEMBER_ID_LENGTH_MAX, "characters in a name")
+        checks.count("members", len(self.members), 0, NAMED_MAX, "names")
         subscriptions.check(self.subscriptions)
         checks.between(
             "session_timeout_ms",

@@ -1,6 +1,6 @@
 """Parked pulls: who waits for which queues until when.  Pure.
 
-Owned by: `PullRequests`, which alone calls it, on the event loop; the thread
+Owned by: `Parking`, which alone calls it, on the event loop; the thread
 that serves the metrics reads how many wait.
 
 A parked pull is an entry in a dict, in one more for each queue it waits for, and in one heap of

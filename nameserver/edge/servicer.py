@@ -15,20 +15,18 @@ from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX, SHARDS_MAX, TOPICS_MAX
 from duemq.protocol.names import SYSTEM_TOPIC_CHARACTERS_MAX
 from duemq.v1 import nameserver_pb2 as pb
-from duemq_server.nameserver.registry import (
+from duemq_server.nameserver.registry import Instance, Lost, Registry
+from duemq_server.nameserver.reports import (
     REASON_CHARS_MAX,
     BrokerReport,
-    Changes,
-    Instance,
-    Lost,
-    Registry,
     ReplicaReport,
     Report,
     TimerReport,
     TopicQueues,
     Version,
 )
-from duemq_server.serving.server import Codec
+from duemq_server.nameserver.routes import Changes
+from duemq_server.serving.methods import Codec
 from duemq_server.serving.settings import check_address, check_name
 from duemq_server.serving.unsent import Unsent
 

@@ -76,8 +76,8 @@ class Interrupted(Coordinator):
             yield
 
     def _interrupt(self, now_ms: int) -> None:
-        if self.changed:
-            self._history.saved = self.snapshot()
+        if self.table.changed:
+            self._history.saved = self.table.snapshot()
         for group in self.groups():
             finish(group.held())
             for member_id in group.members:
@@ -107,8 +107,8 @@ class GroupHistory(RuleBasedStateMachine):
     # --- the shell around the core --------------------------------------------------------
 
     def publish(self, step: Step) -> None:
-        if self.coordinator.changed:
-            self.saved = self.coordinator.snapshot()
+        if self.coordinator.table.changed:
+            self.saved = self.coordinator.table.snapshot()
         self.orphan_lost_sessions()
         for assignment in step.assignments:
             self.check_nothing_is_given_twice(assignment)
@@ -329,7 +329,7 @@ class GroupHistory(RuleBasedStateMachine):
             if backwards and not self.has_moved:  # there the time tells generations apart too
                 self.newest_ms = max(self.newest_ms, self.now_ms)
                 self.now_ms -= 60_000
-            self.coordinator.restore(self.saved, self.now_ms)
+            self.coordinator.table.restore(self.saved, self.now_ms)
         for member in self.everyone:
             member.connected = False
             if lost:

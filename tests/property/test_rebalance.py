@@ -87,11 +87,11 @@ class Group:
 
     def lose_coordinator(self, *, restarts: bool) -> None:
         """It is killed, and there again with what it saved; or another one takes over."""
-        saved = self._coordinator.snapshot()
+        saved = self._coordinator.table.snapshot()
         self.now_ms += 1_000
         self._coordinator = self._new_coordinator()
         if restarts:
-            self._coordinator.restore(saved, self.now_ms)
+            self._coordinator.table.restore(saved, self.now_ms)
         members = list(self._told)
         self._random.shuffle(members)
         for member in members:

@@ -5,7 +5,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duemq.protocol.route import Broker, BrokerQueues, Route, RouteCache, Update
 from duemq_server.nameserver import registry as module
-from duemq_server.nameserver.registry import BrokerReport, Registry, TopicQueues, Version
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.reports import BrokerReport, TopicQueues, Version
 
 EXPIRY_MS = 1_000
 NAMES = st.sampled_from(["a", "b", "c"])

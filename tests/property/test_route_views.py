@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from duemq.errors import InstanceNotFound, InvalidArgument
 from duemq.protocol.route import Broker, BrokerQueues, LostBroker, Route, RouteCache, Update
 from duemq.transport.route_views import STALE_MS, Views
-from duemq_server.nameserver.registry import BrokerReport, Registry, TopicQueues, Version
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.reports import BrokerReport, TopicQueues, Version
 
 EXPIRY_MS = 3_000
 BROKERS = ("a", "b", "c")

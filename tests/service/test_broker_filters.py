@@ -12,7 +12,8 @@ from duemq.errors import InvalidArgument
 from duemq.transport import status
 from duemq.v1 import broker_pb2, group_pb2, message_pb2
 from duemq_server.broker import slices
-from duemq_server.broker.edge import coordinator_servicer, send_requests
+from duemq_server.broker.edge import send_requests
+from duemq_server.broker.edge.members import messages
 from duemq_server.broker.filtering import sql_filter
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import filtered_read, reader
@@ -379,6 +380,6 @@ async def test_others_have_turns_while_new_expressions_are_compiled(
         ]
         hello = group_pb2.Hello(group=topic, member_id="m", subscriptions=subscriptions)
         event = group_pb2.MemberEvent(hello=hello)
-        await coordinator_servicer.hello_of(event)
+        await messages.hello_of(event)
     counting.cancel()
     assert len(set(turns)) == len(turns) == len(expressions)

@@ -16,6 +16,8 @@ from duemq.errors import (
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, group_admin_pb2, group_pb2, message_pb2
 from duemq_server.broker.process import Broker
+from duemq_server.broker.reading import time_search
+from duemq_server.broker.store.queues import Queue
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 
@@ -203,6 +205,28 @@ async def test_what_cannot_be_reset_says_why(client: Client, topic: str) -> None
         assert caught.value.field == field
     with pytest.raises(TopicNotFound):
         await reset(client, "nowhere", latest=True)
+
+
+async def test_a_topic_made_anew_while_its_times_are_searched_is_not_reset(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def make_anew() -> None:
+        await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic))
+        config = admin_pb2.TopicConfig(name=topic, queues=4)
+        await client.admin.CreateTopic(admin_pb2.CreateTopicRequest(topic=config))
+
+    def search(queue: Queue, at_ms: int) -> int:
+        if not queue.dropped:
+            asyncio.run_coroutine_threadsafe(make_anew(), loop).result(30)
+        return queue.max_offset
+
+    await acquire(client, topic, 5)
+    monkeypatch.setattr(time_search, "first_stored_since", search)
+    changes = await reset(client, topic, queue_ids=[0], at_ms=1)
+    assert [each.error.code for each in changes] == [error_pb2.TOPIC_REPLACED]
+    assert [each.after for each in changes] == [each.before for each in changes]
 
 
 async def test_a_group_that_was_never_here_can_be_told_where_to_start(

@@ -8,8 +8,12 @@ from duemq.aio import Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument
 from duemq.v1 import admin_pb2
+from duemq_server.broker import process as broker_process
+from duemq_server.serving.clock import now_ms
 from tests.service.running_broker import batch, running_broker, topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
+
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -50,6 +54,23 @@ async def test_one_that_comes_later_to_its_nameserver_ends(cluster, tmp_path, mo
         with pytest.raises(InvalidArgument, match="another data directory"):
             await broker.run(asyncio.Event())
     assert cluster.brokers["b1"]._routes.cache.broker("b1") is not None
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_restart_is_newer_though_the_clock_was_set_back(
+    cluster, monkeypatch, killed
+) -> None:
+    async def unsaid(self, address) -> None:
+        pass
+
+    with monkeypatch.context() as end:
+        if killed:
+            end.setattr("duemq_server.serving.registration.Registration._deregister", unsaid)
+        await cluster.stop_broker("b1")
+    monkeypatch.setattr(broker_process, "now_ms", lambda: now_ms() - HOUR_MS)
+    await cluster.start_broker("b1")
+    address = cluster.brokers["b1"].server.address
+    await until(lambda: [one.report.address for one in cluster.registry.brokers] == [address])
 
 
 async def test_another_store_takes_the_name_over_once_the_first_has_stopped(

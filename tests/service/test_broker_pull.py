@@ -8,11 +8,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound, Unavailable
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
-from duemq_server.broker.edge.pull_requests import LINGER_MS_MAX
+from duemq_server.broker.edge.pulls.fetching import LINGER_MS_MAX
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import reader
 from duemq_server.storage import frame, record
@@ -336,8 +336,8 @@ HOUR_MS = 3_600_000
 
 def stop_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait ends because its time is over."""
-    now_ms = broker._pulls._now_ms()
-    monkeypatch.setattr(broker._pulls, "_now_ms", lambda: now_ms)
+    now_ms = broker._pulls._parking._now_ms()
+    monkeypatch.setattr(broker._pulls._parking, "_now_ms", lambda: now_ms)
 
 
 async def lingering(client: Client, linger_ms: int) -> broker_pb2.FetchFramesRequest:
@@ -366,7 +366,7 @@ async def test_a_fetch_lingers_until_something_is_due_at_once(
     [soon] = await client.send(batch(topic_name(), [b"b"], delays_ms=[100], queue_id=0))
     assert fetch.queue_id == later.queue_id == soon.queue_id
     assert (await waiting).next_offset == fetch.offset + 3
-    assert not broker._pulls._lingering
+    assert not broker._pulls._parking.lingering
 
 
 async def test_a_fetch_does_not_linger_for_ever(client: Client) -> None:
@@ -380,7 +380,7 @@ async def test_a_fetch_does_not_linger_over_what_is_due_at_once(
     broker, client = both
     fetch = await lingering(client, LINGER_MS_MAX)
     await client.send(batch(topic_name(), [b"soon"], delays_ms=[100], queue_id=0))
-    monkeypatch.setattr(broker._pulls, "_park", None)
+    monkeypatch.setattr(broker._pulls._parking, "park", None)
     assert (await client.broker.FetchFrames(fetch)).next_offset == fetch.offset + 2
 
 
@@ -455,6 +455,25 @@ async def test_a_clean_stop_answers_those_who_wait(tmp_path: Path) -> None:
         await broker.server.drain()
         broker._pulls.close()
         assert not (await waiting).queues
+
+
+async def test_who_waits_for_the_disk_at_a_stop_is_told_of_the_stop(
+    both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, client = both
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+
+    def cold(*_arguments: Any, **_options: Any) -> reader.Frames:
+        raise BlockingIOError
+
+    monkeypatch.setattr(reader, "read_frames", cold)
+    monkeypatch.setattr(reader, "read_records", cold)
+    broker._pulls.close()
+    with pytest.raises(Unavailable, match="stopping"):
+        await status.answer(client.broker.FetchFrames(broker_pb2.FetchFramesRequest(topic=topic)))
+    [queue] = (await client.pull(topic)).queues
+    assert isinstance(status.from_proto(queue.error), Unavailable)
 
 
 async def test_pulls_of_every_kind_step_over_what_the_log_has_lost(tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ from duemq.v1 import (
     message_pb2,
 )
 from duemq_server.broker import slices
-from duemq_server.broker.edge import coordinator_servicer
+from duemq_server.broker.edge.members import messages, sessions, telling
 from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.slices import Slices
 from duemq_server.storage.replicas import epoch
 from tests.service.running_broker import running_broker, topic_name
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import Cluster, running_cluster, until
 
 READ_S = 60.0
 
@@ -431,16 +431,16 @@ class Gate:
         self.open = asyncio.Event()
         self.refused: set[str] = set()
 
-    async def save(self, coordinator) -> set[str]:
-        changes = await Slices().work(coordinator.changing())
+    async def save(self, groups) -> set[str]:
+        changes = await Slices().work(groups.changing())
         self.asked.set()
         await self.open.wait()
-        coordinator.not_kept(self.refused & changes.keys())
+        groups.not_kept(self.refused & changes.keys())
         return self.refused & changes.keys()
 
 
 async def test_members_are_told_what_is_kept_and_nothing_else(cluster, coordinator, topic) -> None:
-    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    cluster.brokers[HERE]._groups._telling.group_store = gate = Gate()
     async with coordinator.joined(HERE) as member:
         await member.hello(GROUP, "m1", topic)
         await gate.asked.wait()
@@ -453,7 +453,7 @@ async def test_members_are_told_what_is_kept_and_nothing_else(cluster, coordinat
 async def test_members_of_a_group_that_cannot_be_kept_come_again(
     cluster, coordinator, topic
 ) -> None:
-    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    cluster.brokers[HERE]._groups._telling.group_store = gate = Gate()
     gate.open.set()
     gate.refused.add(GROUP)
     async with coordinator.joined(HERE) as member, coordinator.joined(HERE) as other:
@@ -467,9 +467,113 @@ async def test_members_of_a_group_that_cannot_be_kept_come_again(
         assert len((await member.assignment())[1]) == 4
 
 
+async def test_what_a_disk_refused_is_kept_without_another_event(
+    cluster, coordinator, topic, monkeypatch
+) -> None:
+    class Full:
+        saves = 0
+
+        async def save(self, groups) -> tuple[str, ...]:
+            await Slices().work(groups.snapshotting())
+            self.saves += 1
+            if self.saves < 3:
+                groups.snapshot_not_kept()
+            return ()
+
+    monkeypatch.setattr(telling, "SAVE_AGAIN_S", 0.01)
+    servicer = cluster.brokers[HERE]._groups
+    servicer._telling.group_store = store = Full()
+    async with coordinator.joined(HERE) as member:
+        await member.hello(GROUP, "m1", topic, session_timeout_ms=300_000)
+        assert len((await member.assignment())[1]) == 4
+        await until(lambda: store.saves >= 3 and not servicer._coordinator.table.changed)
+
+
+class Context:
+    """Of a stream in this process: what was written."""
+
+    def __init__(self) -> None:
+        self.told: list[group_pb2.CoordinatorEvent] = []
+
+    async def write(self, event: group_pb2.CoordinatorEvent) -> None:
+        self.told.append(event)
+
+
+def events(*said: group_pb2.MemberEvent, then: asyncio.Event, last: group_pb2.MemberEvent):
+    """A member's events, the last one when it may come; after it the stream stays open."""
+
+    async def requests():
+        for event in said:
+            yield event
+        await then.wait()
+        yield last
+        await asyncio.Event().wait()
+
+    return requests()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_goodbye_counts_though_its_stream_ends_while_a_rebalance_is_under_way(
+    cluster, topic, comes_back
+) -> None:
+    servicer = cluster.brokers[HERE]._groups
+    subscriptions = [group_pb2.Subscription(topic=topic)]
+    hello = group_pb2.MemberEvent(
+        hello=group_pb2.Hello(group=GROUP, member_id="m1", subscriptions=subscriptions)
+    )
+    leave = group_pb2.MemberEvent(leave=group_pb2.Leave())
+    context, leaves, done = Context(), asyncio.Event(), asyncio.Event()
+    joined = asyncio.create_task(servicer.Join(events(hello, then=leaves, last=leave), context))
+    await until(lambda: bool(context.told))
+    servicer._rebalancer.post(lambda slices: done.wait())
+    await until(lambda: not servicer._rebalancer._waiting)
+    leaves.set()
+    await until(lambda: bool(servicer._rebalancer._waiting))
+    joined.cancel()
+    await asyncio.wait([joined])
+    if comes_back:
+        never = asyncio.Event()
+        again = asyncio.create_task(servicer.Join(events(hello, then=never, last=leave), Context()))
+        await until(lambda: len(servicer._rebalancer._waiting) == 2)
+    done.set()
+    await servicer._rebalancer.idle.wait()
+    assert set(servicer._coordinator.group(GROUP).members) == ({"m1"} if comes_back else set())
+    if comes_back:
+        again.cancel()
+        await asyncio.wait([again])
+    assert not servicer._sessions
+
+
+async def test_who_does_not_read_is_not_kept_alive_by_what_it_says(
+    cluster, topic, monkeypatch
+) -> None:
+    class Unread:
+        async def write(self, event: group_pb2.CoordinatorEvent) -> None:
+            await asyncio.Event().wait()
+
+    heard: list[int] = []
+
+    async def talk():
+        subscriptions = [group_pb2.Subscription(topic=topic)]
+        yield group_pb2.MemberEvent(
+            hello=group_pb2.Hello(group=GROUP, member_id="m1", subscriptions=subscriptions)
+        )
+        for number in range(20):
+            heard.append(number)
+            yield group_pb2.MemberEvent(heartbeat=group_pb2.Heartbeat())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sessions, "OUTBOX_EVENTS_MAX", 2)
+    joined = asyncio.create_task(cluster.brokers[HERE]._groups.Join(talk(), Unread()))
+    await until(lambda: len(heard) > 3)
+    joined.cancel()
+    await asyncio.wait([joined])
+    assert len(heard) <= 5
+
+
 async def test_what_waits_to_be_kept_is_bounded(cluster, coordinator, topic, monkeypatch) -> None:
-    monkeypatch.setattr(coordinator_servicer, "OUTBOX_EVENTS_MAX", 2)
-    cluster.brokers[HERE]._groups._group_store = gate = Gate()
+    monkeypatch.setattr(sessions, "OUTBOX_EVENTS_MAX", 2)
+    cluster.brokers[HERE]._groups._telling.group_store = gate = Gate()
     async with coordinator.joined(HERE) as member:
         await member.hello(GROUP, "m1", topic)
         await gate.asked.wait()
@@ -552,9 +656,9 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
 async def test_others_have_turns_while_a_long_assignment_is_written(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_servicer, "EVENT_QUEUES_AT_ONCE", 2)
+    monkeypatch.setattr(messages, "EVENT_QUEUES_AT_ONCE", 2)
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    servicer = cluster.brokers["b0"]._groups
+    routes = cluster.brokers["b0"]._routes.cache
     queues = tuple(
         balance.MessageQueue("t", broker, n) for broker in ("b0", "b1") for n in range(3)
     )
@@ -567,10 +671,11 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
             turns += 1
 
     counting = asyncio.create_task(count())
-    written = await servicer._event(Assignment("g", "m1", 7, queues, ("m1", "m2")), Slices())
+    told = Assignment("g", "m1", 7, queues, ("m1", "m2"))
+    written = await messages.assignment_event(told, routes, Slices())
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment
-    assert tuple(map(coordinator_servicer.queue_of, assignment.queues)) == queues
+    assert tuple(map(messages.queue_of, assignment.queues)) == queues
     assert [each.name for each in assignment.brokers] == ["b0", "b1"]
     assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])

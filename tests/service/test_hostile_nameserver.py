@@ -9,7 +9,8 @@ from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1 import nameserver_pb2_grpc
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
-from duemq_server.nameserver.registry import GONE_MAX, BrokerReport, Registry, TopicQueues, Version
+from duemq_server.nameserver.registry import GONE_MAX, Registry
+from duemq_server.nameserver.reports import BrokerReport, TopicQueues, Version
 from duemq_server.nameserver.settings import Settings
 from duemq_server.serving.server import Server
 
@@ -99,4 +100,4 @@ def test_routes_that_nobody_could_be_told_of_are_refused_and_no_heartbeat_is() -
     assert registry.register(Version(1, 3), report_of("honest", 10), 170)
     assert registry.register(Version(1, 1), report_of("greedy", 80), 170)
     registry.expire(1_000)
-    assert registry._route_bytes == 0
+    assert registry._routes._bytes == 0

@@ -14,7 +14,8 @@ from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from duemq_server.nameserver import process
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
-from duemq_server.nameserver.registry import BrokerReport, Registry, Version
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.reports import BrokerReport, Version
 from duemq_server.nameserver.settings import Settings
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server

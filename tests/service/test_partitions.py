@@ -21,7 +21,8 @@ from duemq.protocol.balance import MessageQueue
 from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.expiry import Expiry
-from duemq_server.nameserver.registry import BrokerReport, Registry, Version
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.reports import BrokerReport, Version
 from duemq_server.nameserver.settings import Settings
 from duemq_server.serving.server import Server
 from tests.service.cut_link import Link, link_to

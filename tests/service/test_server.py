@@ -17,7 +17,8 @@ from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, view_pb2
 from duemq.v1.broker_pb2_grpc import BrokerStub
 from duemq_server.serving import metrics
-from duemq_server.serving.server import Server, add_service
+from duemq_server.serving.methods import add_service
+from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]

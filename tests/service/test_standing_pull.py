@@ -114,7 +114,9 @@ async def test_credit_can_be_added(broker, client, stream, topic) -> None:
     await stream.ask(topic, credit=1)
     await parked(broker, 1)
     await stream.tell(credit_request_id=1, credit_records=2)
-    await until(lambda: any(p.pull.credit_records == 3 for p in broker._pulls._waiters._parked))
+    await until(
+        lambda: any(p.pull.credit_records == 3 for p in broker._pulls._parking.waiters._parked)
+    )
     await client.send(batch(topic, [b"0", b"1"]))
     assert await stream.bodies() == ([b"0", b"1"], True)
     await client.send(batch(topic, [b"2", b"3"]))

@@ -32,6 +32,7 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.set_aside import set_aside
 from duemq_server.timer_service import firing
+from duemq_server.timer_service import process as timer_process
 from duemq_server.timer_service.edge import broker_link, broker_links, fire_stream
 from duemq_server.timer_service.scheduling import fire_lane
 from tests.service.running_broker import batch
@@ -469,3 +470,15 @@ async def test_a_damaged_frame_that_was_set_aside_holds_up_nothing(
         async with running_shard(cluster, tmp_path) as shard:
             await send(cluster, [b"5"], [0])
             await shard.until(lambda stats: stats.fired == 5 and not stats.in_flight)
+
+
+async def test_a_restarted_shard_is_newer_though_the_clock_was_set_back(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_shard(cluster, tmp_path):
+        await until(lambda: bool(cluster.registry.timers))
+    real = timer_process.now_ms
+    monkeypatch.setattr(timer_process, "now_ms", lambda: real() - HOUR_MS)
+    async with running_shard(cluster, tmp_path) as shard:
+        address = shard.service.server.address
+        await until(lambda: [one.report.address for one in cluster.registry.timers] == [address])

@@ -1,6 +1,7 @@
 """Clients that do not read: what is held for them is bounded, and they are cut off."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from duemq.errors import Overloaded
 from duemq.transport import status
 from duemq.v1 import broker_pb2, broker_pb2_grpc, message_admin_pb2
 from duemq_server.broker.process import Broker
-from duemq_server.serving.unsent import CONNECTION_PART
+from duemq_server.serving import server
+from duemq_server.serving.unsent import CONNECTION_PART, SMALL_BYTES
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 
@@ -140,3 +142,24 @@ async def test_an_answer_for_which_there_is_no_room_is_refused(
     for share in held:
         share.give_back()
     assert (await status.answer(client.message_admin.FindMessages(request))).messages
+
+
+async def test_who_could_not_be_cut_off_is_at_the_next_look(
+    pair: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def shut(peer: str) -> bool:
+        asked.append(peer)
+        if len(asked) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return True
+
+    monkeypatch.setattr(server.connections, "shut", shut)
+    monkeypatch.setattr(server, "UNSENT_CHECK_S", 0.01)
+    unsent = pair[0].server.unsent
+    unsent.timeout_s = 0.0
+    share = unsent.take_now("unread", SMALL_BYTES + 1)
+    await until(lambda: len(asked) > 1)
+    share.give_back()
+    assert "Too many open files" in caplog.text

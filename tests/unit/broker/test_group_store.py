@@ -57,7 +57,7 @@ class World:
         self.commits.advance(self.leader.committed)
 
     async def save(self) -> set[str]:
-        return set(await self.groups.save(self.coordinator))
+        return set(await self.groups.save(self.coordinator.table))
 
     @property
     def kept(self) -> list[tuple[str, bool]]:
@@ -116,37 +116,56 @@ async def test_who_leads_next_has_the_same_groups(world: World, strategy: str) -
     standby.apply(world.leader.committed)
     store = standby.promote().store
     next_one = empty()
-    GroupLog(store, Commits(0), DATA, FaultyDisk()).restore(next_one, NOW_MS)
+    GroupLog(store, Commits(0), DATA, FaultyDisk()).restore(next_one.table, NOW_MS)
     before, after = world.coordinator.group("g"), next_one.group("g")
     assert (after.generation, after.incarnations) == (before.generation, {"m2": 5})
     assert after.absent is not None
     assert after.absent.keys() == before.members.keys()
     assert after.allocated == (before.allocated if strategy == "sticky" else {})
-    assert not next_one.changed
+    assert not next_one.table.changed
 
 
 async def test_a_file_from_before_there_were_replicas_goes_into_the_log(world: World) -> None:
     path, disk = f"{DATA}/{GROUPS_FILE}", world.leader.disk
     world.join("g", "m1")
     world.join("h", "m1")
-    await GroupFile(DATA, disk).save(world.coordinator)
+    await GroupFile(DATA, disk).save(world.coordinator.table)
     assert disk.exists(path)
     world.coordinator, world.groups = empty(), world.group_log()
-    world.groups.restore(world.coordinator, NOW_MS)
+    world.groups.restore(world.coordinator.table, NOW_MS)
     assert {group.name for group in world.coordinator.groups()} == {"g", "h"}
     await world.save()
     assert sorted(world.kept) == [("g", True), ("h", True)]
     assert not disk.exists(path)
 
 
+async def test_what_a_full_disk_refused_is_saved_when_there_is_space(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, file = world.leader.disk, GroupFile(DATA, world.leader.disk)
+    await file.save(world.coordinator.table)
+    world.join("g", "m1")
+    disk.capacity_bytes = disk.used_bytes()
+    for _ in range(2):
+        assert await file.save(world.coordinator.table) == ()
+        assert world.coordinator.table.changed
+    assert caplog.text.count("could not be saved") == 1
+    disk.capacity_bytes = None
+    await file.save(world.coordinator.table)
+    assert not world.coordinator.table.changed
+    restored = empty()
+    file.restore(restored.table, NOW_MS)
+    assert (restored.group("g").absent or {}).keys() == {"m1"}
+
+
 async def test_what_the_log_says_counts_and_not_an_old_file(world: World) -> None:
     world.join("old", "m1")
-    await GroupFile(DATA, world.leader.disk).save(world.coordinator)
+    await GroupFile(DATA, world.leader.disk).save(world.coordinator.table)
     world.coordinator = empty()
     world.join("g", "m1")
     await world.save()
     restored = empty()
-    world.group_log().restore(restored, NOW_MS)
+    world.group_log().restore(restored.table, NOW_MS)
     assert [group.name for group in restored.groups()] == ["g"]
 
 
@@ -154,8 +173,8 @@ async def test_what_the_log_refuses_is_told_to_nobody_and_saved_with_the_next(wo
     world.join("g", "m1")
     world.leader.log.disk_full = True
     assert await world.save() == {"g"}
-    assert world.coordinator.changed
+    assert world.coordinator.table.changed
     world.leader.log.disk_full = False
     assert await world.save() == set()
     assert world.kept == [("g", True)]
-    assert not world.coordinator.changed
+    assert not world.coordinator.table.changed

@@ -4,15 +4,15 @@ import pytest
 
 from duemq.errors import InstanceNotFound, InvalidArgument, NotReady, Overloaded, TopicNotFound
 from duemq_server.nameserver import registry as module
-from duemq_server.nameserver.registry import (
+from duemq_server.nameserver.registry import Registry
+from duemq_server.nameserver.reports import (
     BrokerReport,
-    Registry,
     ReplicaReport,
-    Served,
     TimerReport,
     TopicQueues,
     Version,
 )
+from duemq_server.nameserver.routes import Served
 
 OLD, NEW, NEXT_LIFE = Version(1, 1), Version(1, 2), Version(2, 1)
 

@@ -263,7 +263,7 @@ def test_leaving_twice_is_harmless() -> None:
 
 def restarted(coordinator: Coordinator, now_ms: int) -> Coordinator:
     made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
-    made.restore(coordinator.snapshot(), now_ms)
+    made.table.restore(coordinator.table.snapshot(), now_ms)
     made.routes_changed({"orders": queues(0, 1, 2, 3)}, ["b1"], now_ms)
     return made
 
@@ -423,19 +423,19 @@ def test_a_member_that_was_over_cannot_claim_what_was_given_away() -> None:
 def test_a_snapshot_is_wanted_after_what_it_holds_has_changed() -> None:
     coordinator = new_coordinator()
     coordinator.join(hello("m1"), T0)
-    assert coordinator.changed
-    coordinator.snapshot()
-    assert not coordinator.changed
+    assert coordinator.table.changed
+    coordinator.table.snapshot()
+    assert not coordinator.table.changed
     coordinator.heartbeat("g", "m1", T0 + 1)
     coordinator.join(hello("m1", owned=queues(0, 1, 2, 3), generation=T0), T0 + 2)
-    assert not coordinator.changed
+    assert not coordinator.table.changed
     coordinator.join(hello("m2"), T0 + 3)
-    assert coordinator.changed
+    assert coordinator.table.changed
 
 
 def test_a_snapshot_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version"):
-        Coordinator("b1").restore(b'{"version": 2, "groups": {}}', T0)
+        Coordinator("b1").table.restore(b'{"version": 2, "groups": {}}', T0)
 
 
 def test_empty_groups_are_forgotten_after_a_week() -> None:
@@ -502,6 +502,7 @@ def test_a_group_moves_when_the_brokers_change() -> None:
         (hello("m", client="c" * 1_025), "client"),
         (hello("m", owned=queues(*range(65_537))), "owned"),
         (hello("m", members=("m" * 256,)), "members"),
+        (hello("m", members=tuple(f"m{n}" for n in range(2_001))), "members"),
     ],
 )
 def test_a_wrong_hello_is_refused_by_field(wrong: Hello, field: str) -> None:
@@ -524,7 +525,7 @@ def test_members_of_a_group_use_one_strategy() -> None:
 
 
 def test_a_group_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duemq_server.broker.groups.coordinator.MEMBERS_MAX", 2)
+    monkeypatch.setattr("duemq_server.broker.groups.arrival.MEMBERS_MAX", 2)
     coordinator = new_coordinator()
     coordinator.join(hello("m1"), T0)
     coordinator.join(hello("m2"), T0)
@@ -548,28 +549,28 @@ def test_a_group_that_is_empty_for_longest_makes_room() -> None:
         coordinator.join(Hello(group, "m1", {"orders": TopicFilter()}), T0 + number)
     for number, group in enumerate(("older", "newer")):
         coordinator.leave(group, "m1", T0 + 10 + number)
-    assert b"older" in coordinator.snapshot()
+    assert b"older" in coordinator.table.snapshot()
     coordinator.join(hello("m1"), T0 + 20)
     assert sorted(group.name for group in coordinator.groups()) == ["g", "newer"]
-    assert b"older" not in coordinator.snapshot()
+    assert b"older" not in coordinator.table.snapshot()
 
 
 def test_a_snapshot_is_whole_however_little_has_changed() -> None:
     coordinator = new_coordinator()
     for group in ("g1", "g2", "g3"):
         coordinator.join(Hello(group, "m1", {"orders": TopicFilter()}), T0)
-    coordinator.snapshot()
+    coordinator.table.snapshot()
     coordinator.leave("g1", "m1", T0 + 1)
     coordinator.forget("g1")
     coordinator.join(Hello("g2", "m2", {"orders": TopicFilter()}), T0 + 2)
-    kept = json.loads(coordinator.snapshot())["groups"]
+    kept = json.loads(coordinator.table.snapshot())["groups"]
     assert {name: sorted(group["members"]) for name, group in kept.items()} == {
         "g2": ["m1", "m2"],
         "g3": ["m1"],
     }
     again = Coordinator("b1")
-    again.restore(coordinator.snapshot(), T0 + 3)
-    assert json.loads(again.snapshot())["groups"] == kept
+    again.table.restore(coordinator.table.snapshot(), T0 + 3)
+    assert json.loads(again.table.snapshot())["groups"] == kept
 
 
 def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:
@@ -771,7 +772,7 @@ def test_a_static_member_that_restarts_with_its_coordinator_keeps_its_queues() -
 
 
 def test_incarnations_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duemq_server.broker.groups.coordinator.INCARNATIONS_MAX", 2)
+    monkeypatch.setattr("duemq_server.broker.groups.arrival.INCARNATIONS_MAX", 2)
     coordinator = new_coordinator()
     for number, member_id in enumerate(("s1", "s2", "s3")):
         coordinator.join(static(member_id, 10 + number), T0)
@@ -782,7 +783,7 @@ def test_incarnations_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_snapshot_without_incarnations_is_read() -> None:
     coordinator = Coordinator("b1")
     kept = b'{"g": {"generation": 5, "strategy": "average", "members": {"m1": 1000}}}'
-    coordinator.restore(b'{"version": 1, "groups": ' + kept + b"}", T0)
+    coordinator.table.restore(b'{"version": 1, "groups": ' + kept + b"}", T0)
     assert coordinator.group("g").incarnations == {}
 
 
@@ -893,7 +894,7 @@ def test_a_large_group_is_rebalanced_and_saved_in_many_pieces(strategy: str) -> 
     # The grants alone look at each of eight pieces.
     assert pieces_of(coordinator.rebalancing("g", T0)) >= 8
     assert coordinator.touched() is None
-    saved = pieces_of(coordinator.snapshotting())
+    saved = pieces_of(coordinator.table.snapshotting())
     assert saved >= (16 if strategy == "sticky" else 1)
 
 
@@ -933,7 +934,7 @@ def test_a_snapshot_in_pieces_is_of_one_moment() -> None:
     coordinator.touched()
     finish(coordinator.rebalancing("g", T0))
     before = coordinator.group("g").generation
-    work = coordinator.snapshotting()
+    work = coordinator.table.snapshotting()
     next(work)
     coordinator.join(hello("m2", topics=("orders", "bills"), strategy="sticky"), T0 + 1)
     kept = json.loads(finish(work))["groups"]["g"]
@@ -941,8 +942,8 @@ def test_a_snapshot_in_pieces_is_of_one_moment() -> None:
     assert kept["members"] == {"m1": TIMEOUT_MS}
     assert len(kept["shares"]["m1"]) == 8 * PIECE
     # What has changed since is saved the next time.
-    assert coordinator.changed
-    again = json.loads(coordinator.snapshot())["groups"]["g"]
+    assert coordinator.table.changed
+    again = json.loads(coordinator.table.snapshot())["groups"]["g"]
     assert again["generation"] == coordinator.group("g").generation > before
     assert {member: len(share) for member, share in again["shares"].items()} == {
         "m1": 4 * PIECE,

@@ -1,0 +1,1 @@
+"""Members of groups over their Join streams: `sessions`, their `messages`, and `telling` them."""

@@ -1,0 +1,79 @@
+"""One Join stream of a member, from its first event to its end.
+
+Owned by: the event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from duemq.errors import FencedMember, InvalidArgument, Overloaded
+from duemq.protocol import checks
+from duemq.v1 import group_pb2
+
+HELLO_TIMEOUT_S = 10.0
+OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
+HELLO_FIRST = "hello, a member's first event"
+
+
+class Session:
+    """One Join stream."""
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.leaving = False
+        """It said goodbye, which counts also if the stream ends before its turn comes."""
+        self.overrun = False
+        """It does not read: what it says does not count any more, so that others get its queues."""
+        self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(
+            OUTBOX_EVENTS_MAX
+        )
+
+    def tell(self, event: group_pb2.CoordinatorEvent | Exception | None) -> None:
+        """Queues an event; an error, or None, is the last one."""
+        if self.outbox.full():
+            while not self.outbox.empty():
+                self.outbox.get_nowait()
+            event = Overloaded("this member does not read what it is told")
+            self.overrun = True
+        self.outbox.put_nowait(event)
+
+    def replace(self, newer: "Session") -> None:
+        """The member speaks over another stream now; this one ends."""
+        if newer.incarnation == self.incarnation:
+            self.tell(FencedMember("this member has come back over another stream"))
+            return
+        self.tell(
+            FencedMember(
+                "this member is another process now, started later",
+                field="incarnation",
+                value=self.incarnation,
+                limit=newer.incarnation,
+            )
+        )
+
+
+async def first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:
+    """Raises InvalidArgument if none comes soon."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            return await anext(requests)
+    except StopAsyncIteration:
+        raise checks.wrong("event", None, HELLO_FIRST) from None
+    except TimeoutError:
+        raise InvalidArgument(
+            f"event: no hello within {HELLO_TIMEOUT_S:g} s", field="event"
+        ) from None
+
+
+async def speak(session: Session, context: Any) -> None:
+    """Writes what a session is told, until the end.  Raises the error that it ends with."""
+    while True:
+        event = await session.outbox.get()
+        if event is None:
+            return
+        if isinstance(event, Exception):
+            raise event
+        await context.write(event)
+        if event.WhichOneof("event") == "error":
+            return

@@ -1,0 +1,53 @@
+"""Reads for pulls: on the event loop what is in memory, in threads what is not."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from duemq.errors import Corrupt, OffsetOutOfRange, Unavailable
+from duemq_server.storage.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+READER_THREADS = 4
+
+T = TypeVar("T")
+
+
+class DiskReads:
+    """Owned by: the event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(READER_THREADS, "disk-reader")
+        self._closed = False
+
+    async def read(self, read: Callable[..., T]) -> T:
+        """What `read` answers; with `nowait` it raises BlockingIOError where it would wait.
+
+        Raises OffsetOutOfRange where retention was faster, Corrupt, and Unavailable after `close`.
+        """
+        try:
+            try:
+                return read(nowait=True)
+            except BlockingIOError:
+                if self._closed:
+                    raise stopping() from None
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, read)
+        except (IndexError, FileNotFoundError) as error:  # retention was faster
+            raise OffsetOutOfRange(f"offset: just removed ({error})", field="offset") from error
+        except (StorageError, OSError) as error:
+            log.error("a read failed: %s", error)
+            raise Corrupt(f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """The threads take nothing more; what they read is answered."""
+        self._closed = True
+        self._threads.shutdown(wait=False)
+
+
+def stopping() -> Unavailable:
+    """What clients are told when the broker stops."""
+    return Unavailable("the broker is stopping")
