@@ -61,12 +61,15 @@ class Resuming:
             self._task = asyncio.create_task(self._run(), name="resuming")
 
     async def wait(self, timeout_s: float) -> bool:
-        """Whether all is done, after so long at most.  Raises Corrupt, Overloaded: it stands."""
+        """Whether all is done, after so long at most.  Raises Corrupt, Overloaded: it stands.
+
+        What a shard that stops leaves is not.
+        """
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_s)
         if self._error is not None:
             raise self._error
-        return self._task is None
+        return self._task is None and self._scheduler.holds.resuming() is None
 
     def halt(self) -> None:
         """Appends nothing any more."""
