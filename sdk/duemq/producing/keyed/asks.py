@@ -6,11 +6,12 @@ Callers share requests; who asks about many gets several.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from duemq.errors import DuemqError, Internal, Timeout
 from duemq.producing.keyed.calls import TimerCalls
@@ -20,6 +21,8 @@ from duemq.protocol.due import DELAYS_MS, Due
 from duemq.transport import retrying, status
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
+
+T = TypeVar("T")
 
 TimerKey = tuple[str, str]
 """(topic, timer_key)."""
@@ -160,18 +163,22 @@ def _ref(ref: Ref) -> timer_pb2.TimerRef:
 
 
 async def ask(
-    calls: TimerCalls, kind: type[Ask], refs: Sequence[Ref], due: Due | None = None
-) -> list[Any]:
-    """A result of the shard for each.
+    calls: TimerCalls,
+    kind: type[Ask],
+    read: Callable[[Any], T],
+    refs: Sequence[Ref],
+    due: Due | None = None,
+) -> list[T]:
+    """A result of the shard for each, as `read` reads it.
 
-    Raises DuemqErrors: of the first that has one.  What a shard says will do later is asked again
-    until `request_timeout_s`.
+    Raises DuemqErrors: of the first that has one, with the `answers` of the others.  What a shard
+    says will do later is asked again until `request_timeout_s`.
     """
     timeout_s = calls.timeout_s
     deadline = time.monotonic() + timeout_s
     away_s = calls.client.settings.away_timeout_s
     shards = await calls.ready(min(timeout_s, away_s))
-    results: dict[int, Any] = {}
+    results: dict[int, T] = {}
     errors: dict[int, DuemqError] = {}
 
     async def attempt(left_s: float) -> None:
@@ -182,22 +189,29 @@ async def ask(
             if start:
                 await asyncio.sleep(0)
             gather.add((index, refs[index]) for index in pending[start : start + SLICE])
-        if pending:
-            await _done(part, left_s)
         errors.clear()
-        for index, result in part.results.items():
-            error = _error_of(result)
-            if error is None:
-                results[index] = result
-            else:
-                errors[index] = error
+        try:
+            if pending:
+                await _done(part, left_s)
+        finally:
+            for index, result in part.results.items():
+                error = _error_of(result)
+                if error is None:
+                    results[index] = read(result)
+                else:
+                    errors[index] = error
         later = [error for error in errors.values() if error.retryable]
         if part.unknown is None and later and len(later) == len(errors):
             raise later[0]
 
-    await retrying.until(deadline, attempt, away_s)
-    if errors:
-        raise errors[min(errors)]
+    try:
+        await retrying.until(deadline, attempt, away_s)
+        if errors:
+            raise errors[min(errors)]
+    except DuemqError as error:
+        mine = copy.copy(error)  # others have asked in the same request
+        mine.answers = results
+        raise mine from error
     return [results[index] for index in range(len(refs))]
 
 
