@@ -116,8 +116,8 @@ class DuemqError(Exception):
 
     `message` is for people and complete without the rest.  `field`, `value` and `limit` name what
     the caller got wrong, where that can be said, and are empty otherwise.  `retryable` says whether
-    the same request can succeed later.  `answers`: of a list of timers to cancel by key, to
-    reschedule or to fire, by position, what became of those that were answered.
+    the same request can succeed later.  `answers`: of a list of timers, by position,
+    those that were answered.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.ERROR_CODE_UNSPECIFIED

@@ -35,7 +35,6 @@ class CancelOutcome(enum.StrEnum):
 _OUTCOMES = {
     timer_pb2.CANCELLED: CancelOutcome.CANCELLED,
     timer_pb2.FIRED: CancelOutcome.FIRED,
-    timer_pb2.UNKNOWN: CancelOutcome.UNKNOWN,
 }
 
 
@@ -67,9 +66,9 @@ class Cancelling(TimerOwner):
 
         What is answered CANCELLED is never delivered.  By handle it may be repeated; by key a
         repeat cancels what waits under the key by then, or answers what became of the last one,
-        as far as its shard remembers.  Raises InvalidArgument for what is not a
-        handle or key, Unavailable when a timer shard cannot be asked in time: by key it may have
-        cancelled all the same, and of a list the error's `answers` say which.
+        as far as its shard remembers.  Raises InvalidArgument for what is not a handle or key,
+        Unavailable when a timer shard cannot be asked in time: by key it may have cancelled all the
+        same, and the error's `answers` say which of a list.
         """
         if key is not None:
             checks.at_most_one(handle=handle, key=key)
