@@ -98,8 +98,10 @@ class HoldsOfOthers:
         jobs, self._jobs = self._jobs, {}
         if not jobs:
             return
-        new = await self._shard.change(partial(adopting.adopt, theirs=jobs), makes_room=True)
-        self._shard.bulk.start()  # one that is half noted, since the log was full
+        try:
+            new = await self._shard.change(partial(adopting.adopt, theirs=jobs), makes_room=True)
+        finally:
+            self._shard.bulk.start()  # one that is half noted, since the log was full
         if new:
             log.info("%d bulk jobs of other shards are older than what comes here", new)
 
