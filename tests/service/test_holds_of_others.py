@@ -151,9 +151,8 @@ async def test_a_job_that_was_noted_in_part_is_ended_and_the_others_are_noted() 
     assert [each.id for each in ended] == [half.request_id]
     others.answers = [held()]
     await others.adopt()
-    job = scheduler.bulk.find(whole.request_id)
-    assert job is not None
-    assert job.over_ms
+    assert scheduler.bulk.find(whole.request_id) is not None
+    assert scheduler.bulk.open is None
 
 
 async def test_a_shard_that_comes_back_holds_what_was_held_meanwhile(
