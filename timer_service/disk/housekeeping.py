@@ -282,5 +282,5 @@ class Housekeeper:
             return False
         grown = end - max(self._saved_position, 0)
         limits = self._scheduler.limits
-        late = now_ms - self._saved_ms >= limits.checkpoint_interval_ms
+        late = abs(now_ms - self._saved_ms) >= limits.checkpoint_interval_ms  # a clock may be set
         return late or grown >= limits.checkpoint_log_bytes
