@@ -67,7 +67,9 @@ class TimerHoldsServicer:
             )
             response.was_held = await self._shard.change(some, makes_room=True)
             self._shard.resuming.start()
-            response.done = await self._shard.resuming.wait(DROP_S)
+            hold = self._shard.scheduler.holds.get(topic, prefix)
+            if hold is not None:
+                response.done = await self._shard.resuming.wait(hold, DROP_S)
         if there is not None:
             response.dropped = self._shard.resuming.dropped[there.number]
         return response
