@@ -122,6 +122,15 @@ async def test_who_does_not_answer_again_has_resumed_nothing() -> None:
     assert others.held == []
 
 
+async def test_what_nobody_tells_any_more_stays_held() -> None:
+    """A nameserver that starts anew knows of nobody for a moment."""
+    others = Others(held("a"))
+    others.meanwhile = lambda: others._others._routes.apply(Update(whole=True))
+    await others.adopt()
+    assert others.held == ["a"]
+    assert not others.world.scheduler.holds.adoptions
+
+
 async def test_what_changes_all_the_time_is_read_again_later() -> None:
     others = Others(*([held("a"), held("b")] * (READINGS_MAX // 2)))
     with pytest.raises(Unavailable, match="changes while it is read"):

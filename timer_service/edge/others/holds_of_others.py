@@ -73,7 +73,9 @@ class HoldsOfOthers:
                     value=", ".join(away),
                 )
             await self._adopt_jobs()
-            step = self._adopting.read(theirs or set())
+            if theirs is None:
+                return  # who told is not there any more: that stays, until somebody resumes it
+            step = self._adopting.read(theirs)
             for name in step.hold:
                 await self._change(name, held=True)
             for name in step.resume:
