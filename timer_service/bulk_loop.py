@@ -197,7 +197,7 @@ class BulkLoop:
     async def _room(self) -> None:
         """Until what comes has room: in memory, and on the disk."""
         job = self._scheduler.bulk.open
-        if job is None or job.which.by_ms is None:
+        if job is None or not job.which.brings:
             return
         while True:
             if self._scheduler.tiers.memtable_full():

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from duemq.errors import DuemqError, InvariantError, Unavailable
+from duemq.errors import Corrupt, DuemqError, InvariantError, Overloaded
 from duemq.protocol.limits import TIMERS_MAX
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
 from duemq_server.timer_service.inspecting import Inspector
@@ -48,25 +48,31 @@ class Resuming:
         self._clock = clock
         self._room = room
         self._task: asyncio.Task[None] | None = None
-        self._error: DuemqError | None = None
-        """Why the last one cannot go on."""
+        self._errors: dict[int, DuemqError] = {}
+        """Why some cannot go on, by number of a hold; since they were asked for last."""
         self._halted = False
 
     def start(self) -> None:
         """Goes on with what is under way, if anything is."""
         if self._halted or self._task is not None:
             return
-        self._error = None
+        self._errors = {}
         if self._scheduler.holds.resuming() is not None:
             self._task = asyncio.create_task(self._run(), name="resuming")
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether all is done, after so long at most.  Raises Corrupt, Overloaded: it stands."""
+    async def wait(self, hold: Hold, timeout_s: float) -> bool:
+        """Whether one has ended, after so long at most.  Raises Corrupt, Overloaded: it stands.
+
+        What a shard that stops leaves has not.
+        """
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_s)
-        if self._error is not None:
-            raise self._error
-        return self._task is None
+        there = self._scheduler.holds.get(hold.topic, hold.prefix)
+        if there is None or there.number != hold.number or not there.policy:
+            return True
+        if there.number in self._errors:
+            raise self._errors[there.number]
+        return False
 
     def halt(self) -> None:
         """Appends nothing any more."""
@@ -82,15 +88,16 @@ class Resuming:
 
     async def _run(self) -> None:
         try:
-            while (hold := self._scheduler.holds.resuming()) is not None:
-                await self._finish(hold)
+            while (hold := self._scheduler.holds.resuming(self._errors)) is not None:
+                try:
+                    await self._finish(hold)
+                except (Corrupt, Overloaded) as error:
+                    self._errors[hold.number] = error
+                    log.error("what is held of %s stays, ask again: %s", hold.topic, error)
         except (StorageError, InvariantError) as error:
             self._log_loop.fail(error)
-        except Unavailable as error:  # another replica leads
+        except DuemqError as error:  # another replica leads, or the log has failed
             log.debug("resuming: %s", error)
-        except DuemqError as error:
-            self._error = error
-            log.error("what is held stays, ask again: %s", error)
         finally:
             self._task = None
 

@@ -19,7 +19,6 @@ from duemq.errors import (
     InvalidArgument,
     InvariantError,
     Overloaded,
-    ReadOnly,
     Unavailable,
 )
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
@@ -46,6 +45,7 @@ from duemq_server.timer_service.scheduling.keyed.changes import (
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested, Scheduler
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
+from duemq_server.timer_service.space import Space
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
     FIRED,
@@ -65,7 +65,6 @@ from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SPACE_INTERVAL_S = 0.1  # between two looks at the free space: one costs as much as a small request
 KEYS_AT_ONCE = 250  # of a list to be cancelled: some 3 ms of work
 
 
@@ -85,6 +84,7 @@ class Shard:
         self.scheduler = directory.scheduler
         self.scheduler.keyed.source = SourceId(directory.producer_id, number)
         self.scheduler.keyed.formers = frozenset(SourceId(each, number) for each in formers)
+        self._space = Space(directory.housekeeper, self.scheduler.limits.free_bytes_min)
         self.lateness = Lateness()
         self.topic_lateness = TopicLateness()
         self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
@@ -109,14 +109,12 @@ class Shard:
             self.firing.now_ms,
             self.log_loop,
             self.disk_jobs.wake,
-            self._short_of_space,
+            self._space.is_short,
         )
         self._streams: dict[str, object] = {}
         self._arrived = asyncio.Event()
-        self._short = False  # of space, at the last look
-        self._space_at_s = 0.0  # when to look again
         self.schedule_loop = ScheduleLoop(
-            self.scheduler, self.firing, self.log_loop, self._short_of_space
+            self.scheduler, self.firing, self.log_loop, self._space.is_short
         )
 
     async def ingest(
@@ -128,7 +126,7 @@ class Shard:
         nearly so.  Raises Corrupt, OffsetOutOfRange, Internal (the process is going to stop).
         """
         while True:
-            if self._short_of_space():
+            if self._space.is_short():
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
@@ -147,19 +145,6 @@ class Shard:
             if self.scheduler.tiers.memtable_full():
                 self.disk_jobs.wake()
         return ingested
-
-    def _short_of_space(self) -> bool:
-        short = self.directory.housekeeper.short_of_space()
-        if short != self._short:
-            self._short = short
-            log.log(
-                logging.ERROR if short else logging.WARNING,
-                "less than %d bytes are free: nothing is taken over"
-                if short
-                else "%d bytes are free again: taking over",
-                self.scheduler.limits.free_bytes_min,
-            )
-        return short
 
     def answered(
         self, batch: FireBatch, outcome: FireOutcome, store_ms: int, reason: str = ""
@@ -302,7 +287,7 @@ class Shard:
         """Durably; by a request that came before if it has the same id."""
         makes_room = isinstance(change, CancellingKeys)
         if not makes_room and not self.scheduler.keyed.requests.find(change.request):
-            self._check_space()
+            self._space.check()
         try:
             decided = await self._keyed.decide(change)
         except (StorageError, InvariantError) as error:
@@ -320,19 +305,6 @@ class Shard:
         await self.log_loop.durable(decided.end)
         return decided
 
-    def _check_space(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._space_at_s:
-            self._space_at_s = now_s + SPACE_INTERVAL_S
-            self._short_of_space()
-        if self._short:
-            raise ReadOnly(
-                f"less than {self.scheduler.limits.free_bytes_min} bytes are free: this timer"
-                " service takes nothing over",
-                field="free_bytes_min",
-                limit=self.scheduler.limits.free_bytes_min,
-            )
-
     async def change(
         self,
         change: Callable[[Scheduler, int], T],
@@ -348,7 +320,7 @@ class Shard:
         """
         while True:
             if not makes_room:
-                self._check_space()
+                self._space.check()
             try:
                 outcome = change(self.scheduler, self.firing.now_ms())
                 break

@@ -39,7 +39,7 @@ Which gRPC status each one travels as: status.py.
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from duemq.sent import PendingSend, Receipt  # which know no errors
@@ -116,7 +116,8 @@ class DuemqError(Exception):
 
     `message` is for people and complete without the rest.  `field`, `value` and `limit` name what
     the caller got wrong, where that can be said, and are empty otherwise.  `retryable` says whether
-    the same request can succeed later.
+    the same request can succeed later.  `answers`: of a list of timers, by position,
+    those that were answered.
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.ERROR_CODE_UNSPECIFIED
@@ -137,6 +138,7 @@ class DuemqError(Exception):
         self.value = str(value)
         self.limit = str(limit)
         self.retryable = self.retryable_by_default if retryable is None else retryable
+        self.answers: Mapping[int, Any] = {}
 
     def __str__(self) -> str:
         return self.message

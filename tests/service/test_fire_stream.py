@@ -4,11 +4,15 @@ import asyncio
 from itertools import count
 from types import SimpleNamespace
 
+import grpc.aio
 import pytest
 
+from duemq.v1 import broker_pb2
 from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER
+from duemq_server.timer_service.timers.log_entries import LaneId
+from tests.service.running_cluster import until
 
 DUE_MS = 5
 
@@ -94,3 +98,69 @@ async def test_a_stream_with_nothing_to_send_sleeps_until_there_is(monkeypatch) 
     writing = asyncio.create_task(stream._write(None))
     assert await timeouts.get() is None
     writing.cancel()
+
+
+class Played:
+    """A broker that answers on its first stream as it is told, and on the next ones not at all."""
+
+    def __init__(self, results: int | None) -> None:
+        """So many results of a batch; None: an answer that nobody asked for."""
+        self.streams = 0
+        self.again = asyncio.Event()
+        self._results = results
+
+    async def SendStream(self, requests, context):
+        self.streams += 1
+        if self.streams > 1:
+            self.again.set()
+            await asyncio.Event().wait()
+        if self._results is None:
+            yield broker_pb2.SendResponse(request_id=1)
+        async for request in requests:
+            results = [broker_pb2.BatchResult() for _ in range(self._results or 0)]
+            yield broker_pb2.SendResponse(request_id=request.request_id, results=results)
+
+
+@pytest.mark.parametrize("results", [None, 0, 2])
+async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
+    results: int | None,
+) -> None:
+    """One that it was not asked for; results of fewer, or more, batches than there are."""
+    played = Played(results)
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(
+        played.SendStream,
+        request_deserializer=broker_pb2.SendRequest.FromString,
+        response_serializer=broker_pb2.SendResponse.SerializeToString,
+    )
+    methods = grpc.method_handlers_generic_handler("duemq.v1.Broker", {"SendStream": handler})
+    server.add_generic_rpc_handlers((methods,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    batch = SimpleNamespace(
+        lane=SimpleNamespace(id=LaneId("b", "t", 0), epoch=0),
+        sequence=0,
+        records=b"",
+        sizes=b"",
+        tag_hashes=b"",
+        key_hashes=b"",
+        last_due_ms=0,
+    )
+    left = [] if results is None else [[batch]]
+    dispatcher = SimpleNamespace(
+        sendable=lambda *_: left.pop() if left else [], next_retry_ms=lambda *_: NEVER
+    )
+    shard = SimpleNamespace(
+        scheduler=SimpleNamespace(dispatcher=dispatcher),
+        directory=SimpleNamespace(producer_id=1),
+        connected=lambda *_: None,
+        disconnected=lambda *_: None,
+        answered=lambda *_: None,
+    )
+    stream = fire_stream.FireStream(shard, "b", f"127.0.0.1:{port}", BrokerClock())
+    try:
+        await until(lambda: played.again.is_set() or stream._task.done())
+        assert played.again.is_set()
+    finally:
+        await stream.stop()
+        await server.stop(None)

@@ -10,13 +10,15 @@ import pytest
 from duemq.aio import Admin
 from duemq.errors import Unavailable
 from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
-from duemq.v1 import timer_holds_pb2
+from duemq.v1 import timer_holds_pb2, timer_pb2
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.disk import place
+from duemq_server.timer_service.edge import bulk_requests
 from duemq_server.timer_service.edge.others.holds_of_others import READINGS_MAX, HoldsOfOthers
 from duemq_server.timer_service.edge.others.other_shards import OtherShards
 from duemq_server.timer_service.far.numbering import Numbering
+from duemq_server.timer_service.scheduling.bulk.jobs import Job
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.scheduling.holding.holds import Holds
 from tests.crash.faulty_disk import FaultyDisk
@@ -120,10 +122,46 @@ async def test_who_does_not_answer_again_has_resumed_nothing() -> None:
     assert others.held == []
 
 
+async def test_what_nobody_tells_any_more_stays_held() -> None:
+    """A nameserver that starts anew knows of nobody for a moment."""
+    others = Others(held("a"))
+    others.meanwhile = lambda: others._others._routes.apply(Update(whole=True))
+    await others.adopt()
+    assert others.held == ["a"]
+    assert not others.world.scheduler.holds.adoptions
+
+
 async def test_what_changes_all_the_time_is_read_again_later() -> None:
     others = Others(*([held("a"), held("b")] * (READINGS_MAX // 2)))
     with pytest.raises(Unavailable, match="changes while it is read"):
         await others.adopt()
+
+
+async def test_a_job_that_was_noted_in_part_is_ended_and_the_others_are_noted() -> None:
+    """The log was full in between."""
+    others = Others(held(), held())
+    scheduler = others.world.scheduler
+    half, whole = (timer_pb2.ChangePendingRequest(request_id=each * 16) for each in (b"h", b"w"))
+    for each in (half, whole):
+        each.topic, each.cancel = "a", True
+    which = bulk_requests.which_of(half)
+    scheduler.bulk.open = Job(half.request_id, which, {})
+    ended: list[Job] = []
+
+    def start() -> None:
+        if scheduler.bulk.open is not None:
+            ended.append(scheduler.bulk.open)
+            scheduler.bulk.finish(0, "")
+
+    others._shard.bulk = SimpleNamespace(start=start)  # type: ignore[assignment]
+    others.meanwhile = lambda: [others._note_job(each) for each in (half, whole)]
+    with pytest.raises(Unavailable, match="under way"):
+        await others.adopt()
+    assert [each.id for each in ended] == [half.request_id]
+    others.answers = [held()]
+    await others.adopt()
+    assert scheduler.bulk.find(whole.request_id) is not None
+    assert scheduler.bulk.open is None
 
 
 async def test_a_shard_that_comes_back_holds_what_was_held_meanwhile(

@@ -11,7 +11,7 @@ import pytest
 from duemq import CancelOutcome, aio
 from duemq.aio import Admin
 from duemq.descriptions import TimerState
-from duemq.errors import InvalidArgument, PartialAnswer
+from duemq.errors import Corrupt, InvalidArgument, PartialAnswer
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import channel, status
 from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc
@@ -174,6 +174,26 @@ async def test_what_is_too_old_or_not_the_newest_is_dropped(
             await admin.resume_timers(TOPIC, policy="drop_older_than")
         with pytest.raises(InvalidArgument, match="policy"):
             await admin.resume_timers(TOPIC, policy="some")
+
+
+async def test_keys_are_held_and_resumed_though_not_all_can_be_counted(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a file cannot be read: how many are pending is not told, and all else is done."""
+
+    async def count(*_: object) -> None:
+        raise Corrupt("a block")
+
+    async with running_shard(cluster, tmp_path) as shard, Admin(cluster.nameserver) as admin:
+        await registered(shard, admin)
+        monkeypatch.setattr(shard.service.shard.bulk, "count", count)
+        holds = shard.service.shard.scheduler.holds
+        answer = await admin.hold_timers(TOPIC, key_prefix="a/")
+        assert (answer.pending, answer.was_held, len(holds)) == (None, False, 1)
+        with pytest.raises(PartialAnswer, match="a block"):
+            await admin.resume_timers(TOPIC, key_prefix="a/", dry_run=True)
+        answer = await admin.resume_timers(TOPIC, key_prefix="a/")
+        assert (answer.pending, answer.was_held, len(holds)) == (None, True, 0)
 
 
 async def test_the_command_line(cluster: Cluster, tmp_path: Path) -> None:

@@ -397,6 +397,45 @@ async def test_reschedules_by_key_receipt_and_handle(cluster, producer):
         assert (await admin.reschedule(key=(TOPIC, "k4"), delay=2)).due_ms == NOW_MS + 2_000
 
 
+@pytest.mark.parametrize("what", ["reschedule", "fire", "cancel"])
+async def test_where_a_shard_refuses_the_error_tells_what_others_did(cluster, producer, what):
+    """Nothing else would tell the new handles."""
+    [mine], [theirs, more] = keys_of(cluster, 1, shard=0), keys_of(cluster, 2, shard=1)
+    for key in (mine, theirs, more):
+        await producer.send(TOPIC, b"", timer_key=key, delay=5)
+    cluster.timers[0].keyed.refuse = [InvalidArgument("not this one")]
+    keys = [(TOPIC, theirs), (TOPIC, mine), (TOPIC, more)]
+    options = {"delay": "1h"} if what == "reschedule" else {}
+    with pytest.raises(InvalidArgument, match="not this one") as raised:
+        await getattr(producer, what)(key=keys, **options)
+    answers = raised.value.answers
+    outcomes = {"reschedule": "rescheduled", "fire": "fired", "cancel": "cancelled"}
+    assert sorted(answers) == [0, 2]
+    for each in answers.values():
+        assert str(each.outcome if what == "reschedule" else each) == outcomes[what]
+    if what == "reschedule":
+        again = await producer.reschedule([each.handle for each in answers.values()], delay="2h")
+        assert [str(each.outcome) for each in again] == ["rescheduled"] * 2
+
+
+async def test_at_its_deadline_a_question_tells_what_was_answered(cluster):
+    settings = ProducerSettings(client=ClientSettings(request_timeout_s=0.5))
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        [silent], [key] = keys_of(cluster, 1, shard=0), keys_of(cluster, 1, shard=1)
+        for each in (silent, key):
+            await producer.send(TOPIC, b"", timer_key=each, delay=5)
+        cluster.timers[0].keyed.gate.clear()
+        while True:  # a slow machine may give up before either shard answers
+            with pytest.raises(Unavailable) as raised:
+                await producer.reschedule(key=[(TOPIC, silent), (TOPIC, key)], delay=9)
+            if raised.value.answers:
+                break
+        assert {at: str(each.outcome) for at, each in raised.value.answers.items()} == {
+            1: "rescheduled"
+        }
+        cluster.timers[0].keyed.gate.set()
+
+
 async def test_a_reschedule_wants_one_due_time(producer):
     with pytest.raises(InvalidArgument) as raised:
         await producer.reschedule(key=(TOPIC, "k"))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 import pytest
 
-from duemq.errors import ErrorCode, Unavailable
+from duemq.errors import ErrorCode, TooLarge, Unavailable
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.route import RouteCache, TimerShard, Update
 from duemq.v1 import (
@@ -344,6 +344,24 @@ async def test_a_repeat_passes_on_what_could_not_be_passed_on_before(
     check_but_for_the_last(answers[0])
     assert answers[0] == answers[1]
     assert await shards.pending() == 3
+
+
+async def test_what_another_shard_refuses_is_told_beside_what_was_done(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All or nothing holds of each shard's part: this one's is done."""
+    request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
+
+    async def refuse(_: OtherShards, located: Located, ask: object) -> list[Answered[Any]]:
+        return [Answered(list(located.shards), TooLarge("too many bytes"))]
+
+    monkeypatch.setattr(OtherShards, "each", refuse)
+    answers = [await shards.running[0].stub.Reschedule(request) for _ in range(2)]
+    assert answers[0] == answers[1]
+    mine, theirs, nowhere = answers[0].results
+    assert mine.outcome == timer_pb2.RESCHEDULED
+    assert theirs.error.code == ErrorCode.TOO_LARGE
+    assert nowhere.error.code == ErrorCode.UNAVAILABLE
 
 
 def place_of(shard: int, shards: int) -> Place:

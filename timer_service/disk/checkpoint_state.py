@@ -49,11 +49,10 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.keyed.ended_keys import SavedKey
 from duemq_server.timer_service.scheduling.keyed.request_memory import SavedRequests
 from duemq_server.timer_service.scheduling.ledger import Ledger
-from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import LaneId, SourceId, TargetId
 from duemq_server.timer_service.timers.offset_pages import PAGE_BYTES, SavedPage
-from duemq_server.timer_service.timers.rows import NARROW, WIDE, Blob, Home, Rows, concatenate, runs
+from duemq_server.timer_service.timers.rows import NARROW, WIDE, Home, Rows, concatenate
 from duemq_server.timer_service.timers.schedule_entry import decode_changes, encode_changes
 
 MAGIC = b"DMQT"
@@ -124,77 +123,6 @@ class CheckpointState:
 def empty(producer_id: int) -> CheckpointState:
     """Of a shard that never had a timer."""
     return CheckpointState(0, 0, producer_id, Ledger(), [], [], [], [], {}, [], [], 0)
-
-
-def capture(
-    scheduler: Scheduler,
-    position: int,
-    recovery_start: int,
-    producer_id: int,
-    epochs: Sequence[tuple[int, int]] = (),
-    store_id: int = 0,
-) -> CheckpointState:
-    """The scheduler's state; no job may be running.  Cheap: it is encoded by `encode`."""
-    held = _held(scheduler)
-    files = {each.home.file for each in held if each.home.file} | scheduler.segments.unfinished()
-    in_log = [each.home.position + each.start for each in held if not each.home.file]
-    return CheckpointState(
-        position=position,
-        recovery_start=recovery_start,
-        producer_id=producer_id,
-        ledger=dataclasses.replace(scheduler.ledger),
-        sources=[dataclasses.replace(source) for source in scheduler.numbers.sources],
-        targets=list(scheduler.numbers.targets),
-        lanes=[_copy(lane) for lane in scheduler.dispatcher.lanes()],
-        tombstones=scheduler.tombstones.items(),
-        lengths={name: scheduler.segments.lengths[name] for name in files},
-        blocks=[dataclasses.replace(each) for each in scheduler.segments.blocks()],
-        held=held,
-        log_needed_from=min([position, *in_log]),
-        forgotten_ms=scheduler.tombstones.forgotten_ms,
-        fired_until_ms=scheduler.fires.until_ms,
-        fired_late=scheduler.fires.pages(),
-        replaced=scheduler.tombstones.gone.saved(),
-        unmet=scheduler.tombstones.left.saved() if scheduler.tombstones.unmet else None,
-        requests=scheduler.keyed.requests.saved(),
-        ended_keys=scheduler.keyed.ended.saved(),
-        schedules=scheduler.schedules.saved(),
-        bulk=scheduler.bulk.saved(),
-        epochs=tuple(epochs),
-        store_id=store_id,
-        topics=scheduler.topics.saved(),
-        holds=scheduler.holds.saved(),
-        next_hold=scheduler.holds.next_number,
-    )
-
-
-def _copy(lane: FireLane) -> FireLane:
-    copy = FireLane(lane.id, lane.epoch, lane.next_sequence)
-    copy.unacked.extend(dataclasses.replace(batch) for batch in lane.unacked)
-    return copy
-
-
-def _held(scheduler: Scheduler) -> list[Held]:
-    near = scheduler.near
-    ids = near.pending_ids()
-    numbers = near.blobs_of(ids)
-    ids = ids.take(np.argsort(numbers, kind="stable"))
-    numbers = near.blobs_of(ids)
-    rows = near.rows(ids)
-    held = []
-    for first, last in runs(numbers):
-        blob = near.blobs[int(numbers[first])]
-        if blob is not None:
-            held.append(_held_in(blob, rows.slice(first, last)))
-    held += [_held_in(blob, rows) for rows, blob in scheduler.tiers.memtable.pieces]
-    return held
-
-
-def _held_in(blob: Blob, rows: Rows) -> Held:
-    start = int(rows.home.min())
-    end = int(rows.ends().max())
-    data = memoryview(blob.data)[start - blob.start : end - blob.start]
-    return Held(blob.home, start, end - start, rows, data=data)
 
 
 def encode(state: CheckpointState) -> bytes:

@@ -16,6 +16,7 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.timer_service.disk import checkpoint_state
+from duemq_server.timer_service.disk.capture import capture
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush
 from duemq_server.timer_service.far.loading import Load
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -153,7 +154,7 @@ class Housekeeper:
         scheduler.flush_acks()
         position = self._log.end_position
         self._epochs.drop_before(self._log.start_position)
-        found = checkpoint_state.capture(
+        found = capture(
             scheduler,
             position,
             self._log.recovery_start(position),
@@ -281,5 +282,5 @@ class Housekeeper:
             return False
         grown = end - max(self._saved_position, 0)
         limits = self._scheduler.limits
-        late = now_ms - self._saved_ms >= limits.checkpoint_interval_ms
+        late = abs(now_ms - self._saved_ms) >= limits.checkpoint_interval_ms  # a clock may be set
         return late or grown >= limits.checkpoint_log_bytes

@@ -25,7 +25,8 @@ from duemq_server.storage.disk import Disk, write_all
 from duemq_server.storage.errors import CorruptFile, StorageError
 from duemq_server.timer_service.disk.checkpoint_state import Held
 from duemq_server.timer_service.disk.data_directory import open_directory, save_now
-from duemq_server.timer_service.disk.recovery import ReadBody, Recovery, Replayed
+from duemq_server.timer_service.disk.dispatched import Replayed
+from duemq_server.timer_service.disk.recovery import ReadBody, Recovery
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_segments import FarSegments
 from duemq_server.timer_service.far.loading import (

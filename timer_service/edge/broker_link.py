@@ -67,7 +67,7 @@ class BrokerLink:
         """Why nothing is fetched from queues that were granted."""
         self.holders: Sequence[broker_pb2.TimerService] | None = None
         """Other services that may hold timers, as far as the broker knows; None: not told yet."""
-        self._told_empty = False  # as of the last claim that was answered
+        self._told_empty: bool | None = None  # with the last claim; None: it was not answered
         self._links = links
         self._shard = shard
         self._queues: list[int] = []
@@ -143,7 +143,7 @@ class BrokerLink:
         would be missed for good.
         """
         end_s = quiet_s + asyncio.get_running_loop().time()
-        tells = self._links.place.leaves and not self._told_empty
+        tells = self._links.place.leaves and self._told_empty is False
         while not (tells and self._links.empty):
             left_s = end_s - asyncio.get_running_loop().time()
             if left_s <= 0:
@@ -155,6 +155,7 @@ class BrokerLink:
 
     async def _claim_once(self, backoff: Backoff) -> float:
         """In how many seconds to claim again."""
+        self._told_empty = None
         try:
             async with self._links.turn(self):
                 await self._claim()

@@ -171,12 +171,22 @@ class FireStream:
             if not isinstance(response, view_pb2.SendResponseView):
                 raise Unavailable(f"{self.address}: the broker ended the stream")
             self._clock.observe(now_ms(), response.now_ms, steady_ms())
-            request = self._requests.popleft()
-            if request.request_id != response.request_id:
-                raise Unavailable(f"{self.address}: answers are out of order")
+            request = self._answered(response)
             for batch, result in zip(request.batches, response.results, strict=True):
                 self._take(batch, result, request.sent_ns)
             self._more.set()
+
+    def _answered(self, response: view_pb2.SendResponseView) -> _Request:
+        """The request that it answers, the oldest one.  Raises Unavailable if it does not fit."""
+        request = self._requests.popleft() if self._requests else None
+        if request is None or request.request_id != response.request_id:
+            raise Unavailable(f"{self.address}: answers are out of order")
+        if len(response.results) != len(request.batches):
+            raise Unavailable(
+                f"{self.address}: answered {len(response.results)} of {len(request.batches)}"
+                " batches"
+            )
+        return request
 
     def _take(self, batch: FireBatch, result: view_pb2.BatchResultView, sent_ns: int) -> None:
         if not result.HasField("error"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
+from duemq.errors import Corrupt
 from duemq.protocol import checks, names, timer_keys
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1 import timer_holds_pb2
@@ -14,6 +16,8 @@ from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.hold_entry import ALL, DROP_OLDER, NEWEST
+
+log = logging.getLogger(__name__)
 
 SERVICE = timer_holds_pb2.DESCRIPTOR.services_by_name["TimerHolds"]
 DROP_S = 2.0
@@ -39,7 +43,7 @@ class TimerHoldsServicer:
         else:
             hold = partial(changes.hold, topic=topic, prefix=prefix)
             was_held = not await self._shard.change(hold, makes_room=True)
-        pending = await self._pending(topic, prefix)
+        pending = await self._pending(topic, prefix, dry_run=request.dry_run)
         return timer_holds_pb2.HoldTimersResponse(pending=pending, was_held=was_held)
 
     async def ResumeTimers(
@@ -48,7 +52,7 @@ class TimerHoldsServicer:
         """Lets them go."""
         topic, prefix = self._named(request.topic, request.key_prefix)
         policy = _policy(request)
-        pending = await self._pending(topic, prefix)
+        pending = await self._pending(topic, prefix, dry_run=request.dry_run)
         response = timer_holds_pb2.ResumeTimersResponse(pending=pending, done=True)
         there = self._shard.scheduler.holds.get(topic, prefix)
         if request.dry_run:
@@ -63,7 +67,9 @@ class TimerHoldsServicer:
             )
             response.was_held = await self._shard.change(some, makes_room=True)
             self._shard.resuming.start()
-            response.done = await self._shard.resuming.wait(DROP_S)
+            hold = self._shard.scheduler.holds.get(topic, prefix)
+            if hold is not None:
+                response.done = await self._shard.resuming.wait(hold, DROP_S)
         if there is not None:
             response.dropped = self._shard.resuming.dropped[there.number]
         return response
@@ -100,12 +106,18 @@ class TimerHoldsServicer:
             names.check_topic(topic)
         return topic, prefix
 
-    async def _pending(self, topic: str, prefix: str) -> int | None:
-        """None: it cannot be told, or not in time.  Raises Corrupt."""
+    async def _pending(self, topic: str, prefix: str, *, dry_run: bool) -> int | None:
+        """None: it cannot be told, or not in time.  Raises Corrupt, of a dry run."""
         if not prefix:
             return self._shard.inspector.pending_of(topic)
         which = Which(topic, prefix, 0, DUE_MS_MAX + 1, None)
-        return await self._shard.bulk.count(which, COUNT_S)
+        try:
+            return await self._shard.bulk.count(which, COUNT_S)
+        except Corrupt as error:
+            if dry_run:
+                raise
+            log.error("timers of %s under %s are not counted: %s", topic, prefix, error)
+            return None  # what is asked for can be done all the same
 
     async def _is_held(self, topic: str, prefix: str) -> bool:
         there = self._shard.scheduler.holds.get(topic, prefix)

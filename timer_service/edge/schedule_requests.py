@@ -155,7 +155,11 @@ class ScheduleRequests:
     async def _pass_on(
         self, request: timer_pb2.RescheduleRequest, dues: Sequence[int], theirs: Located
     ) -> dict[int, timer_pb2.RescheduleResult]:
-        """Results of timers that other shards have, by place; each does its part once."""
+        """Results of timers that other shards have, by place; each does its part once.
+
+        Raises of one that may do it later: a repeat is answered by all.  What is refused for good
+        is told of its timers, for others are done.
+        """
 
         def ask(to: grpc.aio.Channel, its: list[int]) -> Awaitable[timer_pb2.RescheduleResponse]:
             passed = timer_pb2.RescheduleRequest(
@@ -168,9 +172,13 @@ class ScheduleRequests:
 
         found: dict[int, timer_pb2.RescheduleResult] = {}
         for each in await self._others.each(theirs, ask):
-            if isinstance(each.answer, DuemqError):
+            if not isinstance(each.answer, DuemqError):
+                found |= dict(zip(each.places, each.answer.results, strict=True))
+            elif each.answer.retryable:
                 raise each.answer
-            found |= dict(zip(each.places, each.answer.results, strict=True))
+            else:
+                refused = timer_pb2.RescheduleResult(error=status.to_proto(each.answer))
+                found |= dict.fromkeys(each.places, refused)
         return found
 
     def _new_dues(self, request: timer_pb2.RescheduleRequest, count: int) -> list[int]:

@@ -33,16 +33,12 @@ import numpy as np
 
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number
+from duemq_server.timer_service.scheduling.peer import Peer
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
 
 BATCH_ROWS_MAX = 1_000
 BATCH_BYTES_MAX = 512 * 1024
-# Of one broker, dispatched and not answered; beyond it timers wait here.  All of it is in front of
-# what another topic has due now; with much less a broker has to wait (bench/README.md, "A herd").
-BROKER_BYTES_MAX = 2 * 1024 * 1024
-# Of what a broker rejects for its own sake so much does not count: it holds up no other topic.
-REJECTED_BYTES_MAX = 64 * 1024 * 1024
 FAILOVER_AFTER_MS = 2_000
 # What waits for a target whose lanes are full is looked at for so long before its pace is known …
 PACE_MS = 1_000
@@ -55,18 +51,6 @@ _NONE = np.empty(0, dtype=np.int32)
 
 Queues = Mapping[str, int]
 """Writable queues of a topic, by broker."""
-
-
-@dataclasses.dataclass(slots=True)
-class Peer:
-    """A broker as the dispatcher sees it."""
-
-    name: str
-    connected: bool = False
-    down_since_ms: int = 0
-    unacked_bytes: int = 0
-    lanes: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)
-    busy: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)  # with unacked batches
 
 
 @dataclasses.dataclass(slots=True)
@@ -285,13 +269,7 @@ class Dispatcher:
         return min((time_ms for time_ms in times if time_ms > now_ms), default=NEVER)
 
     def _open(self, broker: str) -> bool:
-        peer = self.peer(broker)
-        if not peer.connected or self._fence:
-            return False
-        if peer.unacked_bytes < BROKER_BYTES_MAX:
-            return True
-        rejected = sum(lane.unacked_bytes for lane in peer.busy.values() if lane.rejected)
-        return peer.unacked_bytes - min(rejected, REJECTED_BYTES_MAX) < BROKER_BYTES_MAX
+        return self.peer(broker).is_open() and not self._fence
 
     def _next_lane(self, broker: str, topic: str, queues: int) -> FireLane | None:
         first = self._next_queue.get((broker, topic), 0)
@@ -323,12 +301,7 @@ class Dispatcher:
         queues = self._routes.get(target.topic, {})
         home = bool(target.broker) and self.peer(target.broker).connected
         names = [target.broker] if home or target.queue_id >= 0 else list(queues)
-        return any(queues.get(name) and self._takes(name, target.topic) for name in names)
-
-    def _takes(self, broker: str, topic: str) -> bool:
-        peer = self.peer(broker)
-        lanes = (lane for lane in peer.busy.values() if lane.id.topic == topic)
-        return peer.connected and not any(lane.failures for lane in lanes)
+        return any(queues.get(name) and self.peer(name).takes(target.topic) for name in names)
 
     def _usable(self, lane_id: LaneId) -> FireLane | None:
         lane = self.lane(lane_id)

@@ -11,8 +11,8 @@ from duemq.administering.asking import refuse_missing
 from duemq.administering.timers import Stub, Timers
 from duemq.descriptions import TimerDescription, TimerState
 from duemq.errors import MissingBroker, Unavailable
-from duemq.producing import handle as handles
 from duemq.producing.cancels import Handle, decoded_all
+from duemq.producing.handle import text_of
 from duemq.protocol import checks, moments
 from duemq.protocol.limits import TIMERS_MAX
 from duemq.protocol.moments import Moment
@@ -178,7 +178,7 @@ def _request(
 
 def _description(found: timer_inspector_pb2.TimerInfo, *, with_body: bool) -> TimerDescription:
     handle = found.handle
-    text = handles.encode(handle.store_id, handle.queue_id, handle.offset, handle.due_ms)
+    text = text_of(handle)
     state = _STATES.get(found.state, TimerState.UNKNOWN)
     if not found.HasField("record"):
         return TimerDescription(text, state, handle.due_ms)

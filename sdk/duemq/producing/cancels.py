@@ -35,7 +35,6 @@ class CancelOutcome(enum.StrEnum):
 _OUTCOMES = {
     timer_pb2.CANCELLED: CancelOutcome.CANCELLED,
     timer_pb2.FIRED: CancelOutcome.FIRED,
-    timer_pb2.UNKNOWN: CancelOutcome.UNKNOWN,
 }
 
 
@@ -67,9 +66,9 @@ class Cancelling(TimerOwner):
 
         What is answered CANCELLED is never delivered.  By handle it may be repeated; by key a
         repeat cancels what waits under the key by then, or answers what became of the last one,
-        as far as its shard remembers.  Raises InvalidArgument for what is not a
-        handle or key, Unavailable when a timer shard cannot be asked in time: by key it may have
-        cancelled all the same.
+        as far as its shard remembers.  Raises InvalidArgument for what is not a handle or key,
+        Unavailable when a timer shard cannot be asked in time: by key it may have cancelled all the
+        same, and the error's `answers` say which of a list.
         """
         if key is not None:
             checks.at_most_one(handle=handle, key=key)
@@ -85,8 +84,11 @@ class Cancelling(TimerOwner):
         return await cancel(calls.client, handles, calls.timeout_s)
 
     async def _cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
-        results = await asks.ask(self._timer_calls_now(), asks.CancelCall, keys)
-        return [_OUTCOMES.get(each.outcome, CancelOutcome.UNKNOWN) for each in results]
+        return await asks.ask(self._timer_calls_now(), asks.CancelCall, _outcome, keys)
+
+
+def _outcome(result: timer_pb2.CancelResult) -> CancelOutcome:
+    return _OUTCOMES.get(result.outcome, CancelOutcome.UNKNOWN)
 
 
 def decoded_all(given: object) -> list[TimerHandle]:
@@ -155,6 +157,6 @@ async def _ask(
         if result.HasField("error"):
             error = status.from_proto(result.error)
         else:
-            outcomes[index] = _OUTCOMES.get(result.outcome, CancelOutcome.UNKNOWN)
+            outcomes[index] = _outcome(result)
     if error is not None:
         raise error

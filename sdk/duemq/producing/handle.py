@@ -27,6 +27,11 @@ def encode(store_id: int, queue_id: int, offset: int, due_ms: int) -> str:
     return PREFIX + urlsafe_b64encode(body + _CRC.pack(crc32(body))).rstrip(b"=").decode()
 
 
+def text_of(told: TimerHandle) -> str:
+    """As `encode`."""
+    return encode(told.store_id, told.queue_id, told.offset, told.due_ms)
+
+
 def decode(handle: str) -> TimerHandle:
     """Raises InvalidArgument for what `encode` cannot have made."""
     if handle is None:

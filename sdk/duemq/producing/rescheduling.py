@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
-from duemq.producing import handle as handles
 from duemq.producing.cancels import Handle, Handles, decoded_all
+from duemq.producing.handle import text_of
 from duemq.producing.keyed import asks
 from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner, keys_of
 from duemq.protocol import checks
@@ -97,6 +97,7 @@ class Rescheduling(TimerOwner):
 
         A message is delivered once, at the old time or at the new one.  Raises InvalidArgument;
         Unavailable when a timer shard cannot be asked in time: it may have done it all the same.
+        Of a list the error's `answers` say which were.
         """
         due = due_of(delay, deliver_at, None)
         if due is None:
@@ -130,7 +131,7 @@ class Rescheduling(TimerOwner):
         The message that is delivered has the time of this call as its `due_ms`.  From then on a
         cancel by its handle answers FIRED.  May be repeated: then it is FIRED_BEFORE.  Raises
         InvalidArgument; Unavailable when a timer shard cannot be asked in time: it may have fired
-        them all the same.
+        them all the same.  Of a list the error's `answers` say which were.
         """
         refs: Sequence[Ref]
         if key is not None:
@@ -143,12 +144,15 @@ class Rescheduling(TimerOwner):
         return outcomes[0] if single else outcomes
 
     async def _fire(self, refs: Sequence[Ref]) -> list[FireOutcome]:
-        results = await asks.ask(self._timer_calls_now(), asks.FireCall, refs)
-        return [_FIRES.get(each.outcome, FireOutcome.UNKNOWN) for each in results]
+        return await asks.ask(self._timer_calls_now(), asks.RescheduleCall, _fired, refs)
 
     async def _reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
-        results = await asks.ask(self._timer_calls_now(), asks.RescheduleCall, refs, due)
-        return list(map(answer_of, results))
+        calls = self._timer_calls_now()
+        return await asks.ask(calls, asks.RescheduleCall, answer_of, refs, due)
+
+
+def _fired(result: timer_pb2.RescheduleResult) -> FireOutcome:
+    return _FIRES.get(result.outcome, FireOutcome.UNKNOWN)
 
 
 def answer_of(result: timer_pb2.RescheduleResult) -> Rescheduled:
@@ -156,6 +160,4 @@ def answer_of(result: timer_pb2.RescheduleResult) -> Rescheduled:
     outcome = _OUTCOMES.get(result.outcome, RescheduleOutcome.UNKNOWN)
     if outcome is not RescheduleOutcome.RESCHEDULED:
         return Rescheduled(outcome)
-    told = result.handle
-    text = handles.encode(told.store_id, told.queue_id, told.offset, told.due_ms)
-    return Rescheduled(outcome, text, told.due_ms)
+    return Rescheduled(outcome, text_of(result.handle), result.handle.due_ms)

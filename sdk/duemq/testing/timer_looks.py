@@ -7,8 +7,8 @@ from itertools import islice
 
 from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
 from duemq.errors import TopicNotFound
-from duemq.producing import handle
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
+from duemq.producing.handle import text_of
 from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import Edges
 from duemq.protocol.moments import Moment
@@ -58,7 +58,7 @@ def get(broker: MemoryBroker, handles: Sequence[Handle]) -> list[TimerDescriptio
     known = {each.handle: each for each in broker.timers()}
     found = []
     for each in decoded_all(handles):
-        text = handle.encode(each.store_id, each.queue_id, each.offset, each.due_ms)
+        text = text_of(each)
         if text in known:
             found.append(_description(known[text], bodies=True))
         else:

@@ -73,7 +73,9 @@ class HoldsOfOthers:
                     value=", ".join(away),
                 )
             await self._adopt_jobs()
-            step = self._adopting.read(theirs or set())
+            if theirs is None:
+                return  # who told is not there any more: that stays, until somebody resumes it
+            step = self._adopting.read(theirs)
             for name in step.hold:
                 await self._change(name, held=True)
             for name in step.resume:
@@ -98,8 +100,10 @@ class HoldsOfOthers:
         jobs, self._jobs = self._jobs, {}
         if not jobs:
             return
-        new = await self._shard.change(partial(adopting.adopt, theirs=jobs), makes_room=True)
-        self._shard.bulk.start()  # one that is half noted, since the log was full
+        try:
+            new = await self._shard.change(partial(adopting.adopt, theirs=jobs), makes_room=True)
+        finally:
+            self._shard.bulk.start()  # one that is half noted, since the log was full
         if new:
             log.info("%d bulk jobs of other shards are older than what comes here", new)
 

@@ -16,7 +16,7 @@ from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.scheduling.bulk import entry
 from duemq_server.timer_service.scheduling.bulk.jobs import Job
 from duemq_server.timer_service.scheduling.keyed import keyed_state
-from duemq_server.timer_service.scheduling.keyed.changes import NewColumns, frame_of, next_offset
+from duemq_server.timer_service.scheduling.keyed.own_frames import NewColumns, frame_of, next_offset
 from duemq_server.timer_service.scheduling.topic_counts import mark_of
 from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, Changed, RequestKey

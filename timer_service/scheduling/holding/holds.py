@@ -10,7 +10,7 @@ the hold's own (`waiting_room`), and is parked and loaded under that, until the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from duemq_server.timer_service.scheduling.holding.adopting import Adopting
 from duemq_server.timer_service.timers.hold_entry import HELD, RESUMING, Hold, HoldChange
@@ -56,9 +56,9 @@ class Holds:
         """The hold of just that."""
         return self._by_name.get((topic, prefix))
 
-    def resuming(self) -> Hold | None:
-        """One that ends once some of its timers are dropped."""
-        return next((each for each in self if each.policy), None)
+    def resuming(self, but: Collection[int] = ()) -> Hold | None:
+        """One that ends once some of its timers are dropped; `but`: none of these numbers."""
+        return next((each for each in self if each.policy and each.number not in but), None)
 
     def holds_room(self, target: TargetId) -> bool:
         """Whether what waits there is still held; it is a hold's."""

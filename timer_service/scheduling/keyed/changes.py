@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from duemq.errors import DuemqError, InvalidArgument, TooLarge
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT
-from duemq.protocol.names import TIMER_TOPIC
-from duemq_server.storage import frame, record
-from duemq_server.storage.disk import Buffer, nbytes
+from duemq_server.storage import record
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk
 from duemq_server.timer_service.scheduling.cancelling import outcome_of_gone, source_of
 from duemq_server.timer_service.scheduling.keyed import keyed_state
+from duemq_server.timer_service.scheduling.keyed.own_frames import New, frames_of, next_offset
 from duemq_server.timer_service.scheduling.keyed.search import HandleSearch, KeySearch, Waiting
 from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.keyed import (
@@ -50,7 +49,7 @@ from duemq_server.timer_service.timers.keyed_entry import (
     Result,
 )
 from duemq_server.timer_service.timers.log_entries import TargetId
-from duemq_server.timer_service.timers.rows import Hashes, Index
+from duemq_server.timer_service.timers.rows import Hashes
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -58,26 +57,6 @@ if TYPE_CHECKING:
 RESCHEDULED_BYTES_MAX = BATCH_BYTES_DEFAULT
 """Of the bodies of one request: they are written anew, in one entry."""
 NEVER = 1 << 62
-
-
-class New(NamedTuple):
-    """A timer that comes."""
-
-    body: bytes | memoryview
-    due_ms: int
-    tag_hash: int
-    key_hash: int
-    timer_key: int
-
-
-class NewColumns(NamedTuple):
-    """Timers that come, with the same target; `bodies` one after the other."""
-
-    size: Index
-    tag_hash: Index
-    key_hash: Index
-    due_ms: Index
-    bodies: bytes
 
 
 class Change(ABC):
@@ -405,46 +384,3 @@ def _uncount(scheduler: Scheduler, gone: Sequence[Waiting]) -> None:
         slots = scheduler.topics.slots(np.array([each.target for _, each in far]))
         due_ms = np.array([each.handle.due_ms for _, each in far], dtype=np.int64)
         scheduler.due_counts.cancelled([block for block, _ in far], slots, due_ms)
-
-
-def next_offset(scheduler: Scheduler) -> int:
-    """Of the next timer of the shard's own."""
-    source = scheduler.numbers.source(scheduler.keyed.source)
-    return 0 if source is None else source.next_offset
-
-
-def frames_of(scheduler: Scheduler, come: dict[int, list[New]], now_ms: int) -> bytes:
-    """As a broker would have made them, one a target."""
-    offset, frames = next_offset(scheduler), []
-    for number, group in come.items():
-        columns = NewColumns(
-            np.array([len(each.body) for each in group]),
-            np.array([each.tag_hash for each in group]),
-            np.array([each.key_hash for each in group]),
-            np.array([each.due_ms for each in group]),
-            b"".join(each.body for each in group),
-        )
-        frames += frame_of(scheduler, number, columns, offset, now_ms)
-        offset += len(group)
-    return b"".join(frames)
-
-
-def frame_of(
-    scheduler: Scheduler, number: int, come: NewColumns, offset: int, now_ms: int
-) -> list[Buffer]:
-    """Buffers of one frame: timers of the target with this number, from `offset` on."""
-    target = scheduler.numbers.targets[number]
-    parts = frame.encode_parts(
-        topic=TIMER_TOPIC,
-        queue_id=scheduler.keyed.source.queue_id,
-        base_offset=offset,
-        store_ms=now_ms,
-        sizes=come.size.astype("<u4").tobytes(),
-        tag_hashes=come.tag_hash.astype("<u4").tobytes(),
-        key_hashes=come.key_hash.astype("<u4").tobytes(),
-        payload=come.bodies,
-        target_topic=target.topic,
-        target_queue_id=target.queue_id,
-        due_ms=come.due_ms.astype("<i8").tobytes(),
-    )
-    return record.encode(frame.KIND, parts, sum(map(nbytes, parts)), 0, 0)

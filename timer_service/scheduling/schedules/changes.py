@@ -29,11 +29,7 @@ from duemq_recurring.schedule import (
 from duemq_recurring.steps import Step, step
 from duemq_server.storage import record
 from duemq_server.timer_service.scheduling.keyed import keyed_state
-from duemq_server.timer_service.scheduling.keyed.changes import (
-    New,
-    frames_of,
-    next_offset,
-)
+from duemq_server.timer_service.scheduling.keyed.own_frames import New, frames_of, next_offset
 from duemq_server.timer_service.scheduling.topic_counts import mark_of
 from duemq_server.timer_service.timers import keyed_entry, log_entries, schedule_entry
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, Changed, RequestKey

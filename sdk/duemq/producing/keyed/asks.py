@@ -6,11 +6,12 @@ Callers share requests; who asks about many gets several.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from duemq.errors import DuemqError, Internal, Timeout
 from duemq.producing.keyed.calls import TimerCalls
@@ -20,6 +21,8 @@ from duemq.protocol.due import DELAYS_MS, Due
 from duemq.transport import retrying, status
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
+
+T = TypeVar("T")
 
 TimerKey = tuple[str, str]
 """(topic, timer_key)."""
@@ -61,12 +64,12 @@ def _no_key(given: object) -> DuemqError:
 class Part:
     """One caller's timers: a result or an error each."""
 
-    def __init__(self, indexes: Sequence[int]) -> None:
+    def __init__(self, count: int) -> None:
         self.results: dict[int, Any] = {}
-        self.unknown: DuemqError | None = None
-        """Of a request that was sent, and may have been heard."""
+        self.heard = False
+        """Perhaps, and not answered."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left = len(indexes)
+        self._left = count
 
     def settle(self, index: int, result: Any) -> None:
         """Of one timer."""
@@ -82,11 +85,13 @@ class Ask(Call):
     def __init__(self, shard: int, now: float, deadline: float) -> None:
         super().__init__(shard, now, deadline)
         self.refs: list[Ref] = []
+        self._dues: list[Any] = []
         self._asked: list[tuple[Part, int]] = []
 
     def add(self, part: Part, index: int, ref: Ref, due: Due | None) -> None:
         """One more timer."""
         self.refs.append(ref)
+        self._dues.append(due)
         self._asked.append((part, index))
 
     def answered(self, shard_name: str, answer: Any) -> None:
@@ -95,13 +100,13 @@ class Ask(Call):
         if len(results) != len(self.refs):
             raise Internal(f"{shard_name} answered {len(results)} of {len(self.refs)} timers")
         for (part, index), result in zip(self._asked, results, strict=True):
-            part.settle(index, result)
+            error = status.from_proto(result.error) if result.HasField("error") else None
+            part.settle(index, error or result)
 
     def failed(self, error: DuemqError, *, asked: bool) -> None:
         """Tells who waits."""
         for part, index in self._asked:
-            if asked:
-                part.unknown = error
+            part.heard |= asked
             part.settle(index, error)
 
 
@@ -119,38 +124,19 @@ class CancelCall(Ask):
 
 
 class RescheduleCall(Ask):
-    """Of keys and handles."""
+    """Of keys and handles; without due times they are sent now."""
 
     method = "Reschedule"
-
-    def __init__(self, shard: int, now: float, deadline: float) -> None:
-        super().__init__(shard, now, deadline)
-        self._dues: list[Due] = []
-
-    def add(self, part: Part, index: int, ref: Ref, due: Due | None) -> None:
-        """One more timer."""
-        super().add(part, index, ref, due)
-        assert due is not None
-        self._dues.append(due)
 
     def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
         """As it is sent, however often."""
         request = timer_pb2.RescheduleRequest(request_id=request_id, timers=map(_ref, self.refs))
-        dues = request.delays_ms if self._dues[0].field == DELAYS_MS else request.due_ms
-        dues.extend(due.value for due in self._dues)
+        if self._dues[0] is None:
+            request.fire_now = True
+        else:
+            dues = request.delays_ms if self._dues[0].field == DELAYS_MS else request.due_ms
+            dues.extend(due.value for due in self._dues)
         return request
-
-
-class FireCall(Ask):
-    """Of keys and handles: they are sent now."""
-
-    method = "Reschedule"
-
-    def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
-        """As it is sent, however often."""
-        return timer_pb2.RescheduleRequest(
-            request_id=request_id, timers=map(_ref, self.refs), fire_now=True
-        )
 
 
 def _ref(ref: Ref) -> timer_pb2.TimerRef:
@@ -160,9 +146,13 @@ def _ref(ref: Ref) -> timer_pb2.TimerRef:
 
 
 async def ask(
-    calls: TimerCalls, kind: type[Ask], refs: Sequence[Ref], due: Due | None = None
-) -> list[Any]:
-    """A result of the shard for each.
+    calls: TimerCalls,
+    kind: type[Ask],
+    read: Callable[[Any], T],
+    refs: Sequence[Ref],
+    due: Due | None = None,
+) -> list[T]:
+    """A result of the shard for each, as `read` reads it.
 
     Raises DuemqErrors: of the first that has one.  What a shard says will do later is asked again
     until `request_timeout_s`.
@@ -171,84 +161,67 @@ async def ask(
     deadline = time.monotonic() + timeout_s
     away_s = calls.client.settings.away_timeout_s
     shards = await calls.ready(min(timeout_s, away_s))
-    results: dict[int, Any] = {}
+    results: dict[int, T] = {}
     errors: dict[int, DuemqError] = {}
 
     async def attempt(left_s: float) -> None:
-        pending = [index for index in range(len(refs)) if index not in results]
-        part = Part(pending)
-        gather = _Gathering(calls, kind, shards, deadline, due, part)
+        pending = [each for each in enumerate(refs) if each[0] not in results]
+        part = Part(len(pending))
+        begins = [partial(kind, shard, time.monotonic(), deadline) for shard in range(shards)]
+        way = kind, due.field if due is not None else 0
         for start in range(0, len(pending), SLICE):
             if start:
                 await asyncio.sleep(0)
-            gather.add((index, refs[index]) for index in pending[start : start + SLICE])
-        if pending:
-            await _done(part, left_s)
+            _gather(calls, begins, way, part, due, pending[start : start + SLICE])
         errors.clear()
-        for index, result in part.results.items():
-            error = _error_of(result)
-            if error is None:
-                results[index] = result
-            else:
-                errors[index] = error
+        try:
+            if pending:
+                async with asyncio.timeout(left_s):
+                    await part.done
+        except TimeoutError:
+            raise Timeout(
+                f"no answer within {left_s:g} s: what became of the timers is unknown",
+                retryable=False,
+            ) from None
+        finally:
+            for index, result in part.results.items():
+                if isinstance(result, DuemqError):
+                    errors[index] = result
+                else:
+                    results[index] = read(result)
         later = [error for error in errors.values() if error.retryable]
-        if part.unknown is None and later and len(later) == len(errors):
+        if not part.heard and later and len(later) == len(errors):
             raise later[0]
 
-    await retrying.until(deadline, attempt, away_s)
-    if errors:
-        raise errors[min(errors)]
+    try:
+        await retrying.until(deadline, attempt, away_s)
+        if errors:
+            raise errors[min(errors)]
+    except DuemqError as error:
+        mine = copy.copy(error)  # others have asked in the same request
+        mine.answers = results
+        raise mine from error
     return [results[index] for index in range(len(refs))]
 
 
-class _Gathering:
-    """Puts timers into the requests to their shards."""
-
-    def __init__(
-        self,
-        calls: TimerCalls,
-        kind: type[Ask],
-        shards: int,
-        deadline: float,
-        due: Due | None,
-        part: Part,
-    ) -> None:
-        now = time.monotonic()
-        self._begins: list[Callable[[], Ask]] = [
-            partial(kind, shard, now, deadline) for shard in range(shards)
-        ]
-        self._calls, self._kind, self._now, self._due, self._part = calls, kind, now, due, part
-        self._field = due.field if due is not None else 0
-
-    def add(self, timers: Iterable[tuple[int, Ref]]) -> None:
-        """(index in the caller's list, which timer)."""
-        shards, lanes = len(self._begins), self._calls.lanes
-        with self._calls.lock:
-            for index, ref in timers:
-                name: tuple[object, ...]
-                if isinstance(ref, TimerHandle):
-                    shard = timer_keys.shard_of_queue(ref.queue_id, shards)
-                    name = ref.store_id, ref.queue_id, ref.offset
-                else:
-                    shard, name = timer_keys.shard_of(*ref, shards), ref
-                way = self._kind, shard, self._field
-                call, _ = lanes.gather(way, name, self._now, self._begins[shard])
-                call.add(self._part, index, ref, self._due)
-        self._calls.run()
-
-
-async def _done(part: Part, left_s: float) -> None:
-    try:
-        async with asyncio.timeout(left_s):
-            await part.done
-    except TimeoutError:
-        raise Timeout(
-            f"no answer within {left_s:g} s: what became of the timers is unknown",
-            retryable=False,
-        ) from None
-
-
-def _error_of(result: Any) -> DuemqError | None:
-    if isinstance(result, DuemqError):
-        return result
-    return status.from_proto(result.error) if result.HasField("error") else None
+def _gather(
+    calls: TimerCalls,
+    begins: Sequence[Callable[[], Ask]],
+    way: tuple[type[Ask], int],
+    part: Part,
+    due: Due | None,
+    timers: Sequence[tuple[int, Ref]],
+) -> None:
+    """Puts timers, (index in the caller's list, which one), into the requests to their shards."""
+    now = time.monotonic()
+    with calls.lock:
+        for index, ref in timers:
+            name: tuple[object, ...]
+            if isinstance(ref, TimerHandle):
+                shard = timer_keys.shard_of_queue(ref.queue_id, len(begins))
+                name = ref.store_id, ref.queue_id, ref.offset
+            else:
+                shard, name = timer_keys.shard_of(*ref, len(begins)), ref
+            call, _ = calls.lanes.gather((*way, shard), name, now, begins[shard])
+            call.add(part, index, ref, due)
+    calls.run()

@@ -8,8 +8,9 @@ from copy import copy
 from typing import Any
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, TimerExists, Unavailable
-from duemq.producing import batch_encoding, handle
+from duemq.producing import batch_encoding
 from duemq.producing.batch import Batch
+from duemq.producing.handle import text_of
 from duemq.producing.keyed.lanes import Call
 from duemq.producing.outbox import Target
 from duemq.protocol.due import DELAYS_MS
@@ -59,7 +60,7 @@ class KeyedBatch(Batch):
         return TimerExists(
             f"timer_key {key!r} of topic {self.topic!r}: a message waits under it until"
             f" {there.due_ms} ms",
-            handle=_text(there),
+            handle=text_of(there),
             due_ms=there.due_ms,
             field="timer_key",
             value=key,
@@ -83,15 +84,11 @@ class KeyedBatch(Batch):
     def replaced_of(self, index: int) -> str | None:
         """The timer handle of what the message at `index` replaced."""
         result = self.results[index]
-        return _text(result.replaced) if result.HasField("replaced") else None
+        return text_of(result.replaced) if result.HasField("replaced") else None
 
     def handle_of(self, index: int) -> str:
         """The timer handle of the message at `index`."""
-        return _text(self.results[index].handle)
-
-
-def _text(told: TimerHandle) -> str:
-    return handle.encode(told.store_id, told.queue_id, told.offset, told.due_ms)
+        return text_of(self.results[index].handle)
 
 
 class ScheduleCall(Call):

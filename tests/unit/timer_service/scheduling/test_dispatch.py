@@ -1,13 +1,11 @@
 import numpy as np
 
 from duemq_server.timer_service.scheduling.dispatch import (
-    BROKER_BYTES_MAX,
     FAILOVER_AFTER_MS,
     GONE_WITHIN_MS,
     NEVER,
     PACE_MS,
     PIPELINE_MAX,
-    REJECTED_BYTES_MAX,
     SMALL_ROWS,
     Dispatcher,
 )
@@ -19,6 +17,7 @@ from duemq_server.timer_service.scheduling.fire_lane import (
     FireOutcome,
 )
 from duemq_server.timer_service.scheduling.holding.holds import Holds
+from duemq_server.timer_service.scheduling.peer import BROKER_BYTES_MAX, REJECTED_BYTES_MAX
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
 from duemq_server.timer_service.timers.wheel import Ids
 

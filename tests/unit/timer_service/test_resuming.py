@@ -1,0 +1,79 @@
+"""What who resumes a hold with a policy is told."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from duemq.errors import Corrupt
+from duemq_server.timer_service.resuming import Resuming
+from duemq_server.timer_service.scheduling.holding import changes
+from duemq_server.timer_service.timers.hold_entry import NEWEST
+from duemq_server.timer_service.views.listing import Wanted
+from tests.property.timer_world import World
+
+
+class Slow:
+    """An inspector that reads for ever."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+
+    async def page(self, *_: object, wants_all: bool) -> Any:
+        self.reads.set()
+        await asyncio.Event().wait()
+
+
+async def test_what_a_shard_that_stops_leaves_held_is_not_done() -> None:
+    """Its next start, or another leader, goes on with it."""
+    world, inspector = World(), Slow()
+    changes.hold(world.scheduler, 0, "any", "")
+    changes.resume_some(world.scheduler, 0, "any", "", NEWEST, 0)
+    to: Any = inspector
+    nothing: Any = None
+    resuming = Resuming(world.scheduler, to, nothing, lambda: 0, nothing)
+    resuming.start()
+    hold = world.scheduler.holds.resuming()
+    assert hold is not None
+    asked = asyncio.create_task(resuming.wait(hold, 600.0))
+    await inspector.reads.wait()
+    resuming.halt()
+    assert not await asked
+    assert world.scheduler.holds.resuming() == hold
+    await resuming.stop()
+
+
+class Damaged:
+    """An inspector that cannot read one topic's timers; of the others none fell due."""
+
+    async def page(self, wanted: Wanted, *_: object, wants_all: bool) -> Any:
+        if wanted.topic == "bad":
+            raise Corrupt("a block")
+        return [], None
+
+
+async def test_what_cannot_be_read_of_one_topic_holds_up_no_other() -> None:
+    scheduler = World().scheduler
+    holds = scheduler.holds
+    for topic in ("bad", "good"):
+        changes.hold(scheduler, 0, topic, "")
+        changes.resume_some(scheduler, 0, topic, "", NEWEST, 0)
+    bad = holds.get("bad", "")
+    good = holds.get("good", "")
+    assert bad is not None
+    assert good is not None
+
+    async def durable(_: int) -> None: ...
+
+    to: Any = Damaged()
+    log_loop: Any = SimpleNamespace(durable=durable)
+    nothing: Any = None
+    resuming = Resuming(scheduler, to, log_loop, lambda: 0, nothing)
+    for _ in range(2):  # asked again, it says the same
+        resuming.start()
+        with pytest.raises(Corrupt, match="a block"):
+            await resuming.wait(bad, 600.0)
+        assert await resuming.wait(good, 600.0)
+        assert [each.topic for each in holds] == ["bad"]
+    await resuming.stop()
