@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from duemq.errors import InvalidArgument
+from duemq.errors import Internal, InvalidArgument
 from duemq_server.replication.running.leading.term import FULL_MS
 from duemq_server.serving.clock import steady_ms
-from duemq_server.storage.errors import LogFull
+from duemq_server.storage.errors import DiskFailed, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import network
@@ -225,6 +225,26 @@ async def test_who_could_not_take_what_is_committed_long_since_is_sent_it_again(
         await until(lambda: bool(refused))
         await until(lambda: slow.lines == [b"one"])
         await group.in_sync(3)
+
+
+async def test_who_follows_with_a_disk_that_failed_ends(running, monkeypatch):
+    """By itself it would try one stream after the other, for ever: a start looks at the disk."""
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await late.kill()
+        for number in range(3):  # what it gets at once claims more than it has
+            await group.write(b"%d" % number)
+
+        def unlink(path):
+            raise DiskFailed(f"remove {path}: Input/output error")
+
+        monkeypatch.setattr(late.disk, "unlink", unlink)
+        late.start()
+        with pytest.raises(Internal, match="the disk failed: remove .*catching-up: Input/output"):
+            async with asyncio.timeout(LASTING_S):
+                await late.task
+        late.task = None
+        await late._vanish()
 
 
 async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):

@@ -18,6 +18,7 @@ from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -111,15 +112,17 @@ class Campaign:
         else:
             self._away = ""
             self._read_ms = began_ms
-            self._election.saw(self.found, began_ms)
+            # What it found may be as young as the answer: the leader may have renewed its lease
+            # after a slow read began.
+            self._election.saw(self.found, steady_ms())
             if self._election.doubled:
                 self.note("joining", self._doubled())
         try:
             if not self._away:
                 await self._announce()
             await self._follow()  # whom it knows: what leads needs no store while all are there
-        except Refused as refused:
-            self.note("joining", str(refused))
+        except (Refused, DiskFull) as error:  # DiskFull: of the group's store id
+            self.note("joining", str(error))
 
     def _doubled(self) -> str:
         at = self.found.record.address if self.found is not None else ""
@@ -212,6 +215,8 @@ class Campaign:
         if found is None:
             return None
         await self.streams.leave()
+        if self._election.decide(self._read_ms) is not Decision.STAND:
+            return None  # something came meanwhile, and its leader serves by the answer to it
         self.copy.epochs.truncate(self._state.log.end_position)
         try:
             wanted = records.taken_over(
@@ -225,7 +230,7 @@ class Campaign:
             await self.copy.take_store_id(wanted)
             self.renewed_ms = steady_ms()
             await self._store.renew(self.me)
-        except (Refused, StoreError) as error:
+        except (Refused, StoreError, DiskFull) as error:
             self.note("joining", str(error))
             return None
         version = await self._swap(wanted)
