@@ -88,7 +88,7 @@ class OwnStore(Store):
 
 
 class SlowStore(Store):
-    """Its first answer is late, and the leader renewed its lease just before it came: then it died."""
+    """Its first answer is late; just before it the leader renewed its lease, for the last time."""
 
     renewed_ms = stood_ms = 0
 

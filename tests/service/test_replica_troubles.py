@@ -240,7 +240,7 @@ async def test_who_follows_with_a_disk_that_failed_ends(running, monkeypatch):
 
         monkeypatch.setattr(late.disk, "unlink", unlink)
         late.start()
-        with pytest.raises(Internal, match="the disk failed: remove .*catching-up: Input/output"):
+        with pytest.raises(Internal, match=r"the disk failed: remove .*catching-up: Input/output"):
             async with asyncio.timeout(LASTING_S):
                 await late.task
         late.task = None
