@@ -305,8 +305,14 @@ def notes(helm, overrides):
 
 @pytest.mark.parametrize(
     ("replicas", "min_insync", "both", "alone"),
-    [(1, 0, False, False), (2, 0, True, False), (2, 1, False, True)]
-    + [(3, 0, False, False), (3, 3, True, False), (3, 1, False, True)],
+    [
+        (1, 0, False, False),
+        (2, 0, True, False),
+        (2, 1, False, True),
+        (3, 0, False, False),
+        (3, 3, True, False),
+        (3, 1, False, True),
+    ],
 )
 def test_whoever_installs_is_told_what_replicas_do_not_survive(
     helm4, replicas, min_insync, both, alone

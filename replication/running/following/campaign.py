@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 """Between two looks at all that says what to do; at the record by `Store.look_s`."""
+DISK_FULL = "its disk is full"
 
 
 class Campaign:
@@ -187,7 +188,7 @@ class Campaign:
             return
         if self._state.log.disk_full:
             await self.streams.leave()  # so that the leader goes on without it
-            self.note("joining", "its disk is full")
+            self.note("joining", DISK_FULL)
             return
         await self.streams.follow(record)
 
@@ -215,6 +216,9 @@ class Campaign:
         if found is None:
             return None
         await self.streams.leave()
+        if self._state.log.disk_full:  # nor could it write that it leads
+            self.note("joining", DISK_FULL)
+            return None
         if self._election.decide(self._read_ms) is not Decision.STAND:
             return None  # something came meanwhile, and its leader serves by the answer to it
         self.copy.epochs.truncate(self._state.log.end_position)
