@@ -10,6 +10,8 @@ log = logging.getLogger(__name__)
 
 TOLD_MS = 3_000
 """A replica that is started anew is back by then."""
+ANOTHER = "another member"
+"""All members are in sync, and fewer than `min_insync`: `duemq replica add` makes one."""
 
 
 class Blocked:
@@ -27,8 +29,10 @@ class Blocked:
     def look(self, now_ms: int) -> tuple[str, ...]:
         """Their names, sorted; `now_ms`: of the steady clock.  The log is told if it lasts."""
         leader = self._leader
-        missing = leader.record.missing if len(leader.set.counted) < self._min else []
-        self.names = tuple(sorted({*self._silent(now_ms), *missing}))
+        names = {*self._silent(now_ms)}
+        if not leader.set.enough:
+            names |= {*(leader.record.missing or [ANOTHER])}
+        self.names = tuple(sorted(names))
         self._tell(now_ms)
         return self.names
 
@@ -64,6 +68,8 @@ class Blocked:
         if len(left) < self._min:
             here = f"{len(left)} in sync {'is' if len(left) == 1 else 'are'} here"
             text += f"; min_insync is {self._min}, and {here}"
+        if ANOTHER in self.names:
+            text += "; `duemq replica add` makes it one"
         if not self._leader.prepared:
             text += "; nobody is answered until they, or new disks in their place, have followed"
         return text

@@ -55,6 +55,29 @@ def test_where_enough_are_left_no_number_is_to_blame() -> None:
     assert "min_insync" not in blocked.reason
 
 
+def test_with_fewer_members_than_min_insync_it_waits_for_one_more() -> None:
+    """All members are in sync, and nothing is ever committed: `replicas` names more, say."""
+    leader, blocked = leading(A, B, min_insync=3)
+    leader.synced(64)
+    follows(leader, B)
+    assert blocked.look(NOW_MS) == ("another member",)
+    assert blocked.reason.startswith(
+        "nothing is committed: it waits for another member; min_insync is 3, and 2 in sync are here"
+    )
+
+
+def test_while_a_change_that_would_make_enough_is_not_answered_too_few_are_in_sync() -> None:
+    leader, blocked = leading(A, B)
+    leader.synced(64)
+    swap = leader.set.propose({A})
+    leader.won(swap.number, "v2")
+    follows(leader, B)
+    assert blocked.look(NOW_MS) == ("b",)
+    leader.unanswered(leader.set.propose({A, B}).number)
+    assert not leader.set.enough
+    assert blocked.look(NOW_MS) == ("b",)
+
+
 def test_the_log_is_told_once_and_not_of_a_moment(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     leader, blocked = leading(A, B)
