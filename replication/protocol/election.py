@@ -45,7 +45,7 @@ class Election:
         """Somebody renews the lease in this disk's name: one data directory is a copy."""
 
     def saw(self, found: Found | None, now_ms: int) -> None:
-        """What the store held at a read that began at `now_ms` or later."""
+        """What the store held at a read that had ended by `now_ms`."""
         if found != self._found:
             another = self._version() != (found.version if found else None)
             if another:
@@ -69,7 +69,10 @@ class Election:
         self._asked = True
 
     def decide(self, now_ms: int) -> Decision:
-        """What to do now; it changes with time, and with what it is told."""
+        """What to do now; it changes with time, and with what it is told.
+
+        By what was read, so as of when the last read began: what comes later it cannot know.
+        """
         found = self._found
         if found is None or self._me not in found.record.in_sync:
             return Decision.WAIT

@@ -3,12 +3,16 @@
 Rule 2: while a change is under way, the leader counts the union of old and new.  A change whose
 answer was lost is settled by the next successful compare-and-set, never by a read: the first may
 still be on its way to the store, and be applied after the read.
+
+Within an epoch nobody but its leader writes the record.  So one that the leader has not written, or
+has written over, was set back, by a backup of the store say.  Whoever was in sync there may lack
+what was committed since: the leader writes its own record again, at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from duemq_server.replication.protocol import record as records
@@ -46,7 +50,7 @@ class InSyncSet:
         """Somebody else leads, or the record is gone."""
         self._version = version
         self._min = min_insync
-        self._possible = [record.in_sync]  # what the store may hold
+        self._possible = {record.in_sync}  # what the store may hold
         self._asked: Swap | None = None
         self._numbers = 0
 
@@ -78,7 +82,7 @@ class InSyncSet:
 
     def _ask(self, version: str, record: Record) -> Swap:
         self._numbers += 1
-        self._possible.append(record.in_sync)
+        self._possible.add(record.in_sync)
         self._asked = Swap(self._numbers, version, record)
         self.state = State.ASKED
         return self._asked
@@ -87,7 +91,7 @@ class InSyncSet:
         """The store holds what was asked for."""
         if self._asked is not None and number == self._asked.number:
             self.record, self._version = self._asked.record, version
-            self._possible = [self.record.in_sync]
+            self._possible = {self.record.in_sync}
             self._asked = None
             self.state = State.SETTLED
 
@@ -111,7 +115,14 @@ class InSyncSet:
         if found is None or (found.record.epoch, found.record.leader) != (ours.epoch, ours.leader):
             self.deposed = True
             return None
-        if self.state is not State.UNKNOWN:
+        if self.state is State.ASKED or self._is_as_written(found):
             return None
-        self._possible.append(found.record.in_sync)
-        return self._ask(found.version, records.with_in_sync(found.record, found.record.in_sync))
+        wanted = found.record
+        if self.state is State.SETTLED or wanted.in_sync not in self._possible:
+            newest = max(ours.revision, wanted.revision)
+            wanted = replace(ours, revision=newest)  # it was set back
+        self._possible.add(found.record.in_sync)
+        return self._ask(found.version, records.with_in_sync(wanted, wanted.in_sync))
+
+    def _is_as_written(self, found: Found) -> bool:
+        return self.state is State.SETTLED and found.version == self._version

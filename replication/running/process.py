@@ -35,6 +35,7 @@ from duemq_server.serving import process
 from duemq_server.serving.process import BeginAnew
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
@@ -187,20 +188,28 @@ class Replica:
         campaign.copy.writing.on_durable = leading.synced
         leading.began_to_renew(campaign.renewed_ms)
         leading.start()
+        leading.synced(self.state.log.durable_position)  # a full disk would never tell
         prepared = asyncio.create_task(self._prepare(leading), name="preparing")
+        work = campaign.copy.writing.failed, *campaign.copy.work
         try:
-            await self._while_leading(
-                stop, prepared, campaign.copy.writing.failed, *campaign.copy.work
-            )
+            await self._while_leading(stop, prepared, leading.no_space, *work)
+            is_prepared = prepared.done()
         finally:
             await process.end(prepared)
-        if not stop.is_set():
+        if stop.is_set():
+            return
+        if is_prepared:
             await self._serve(leading, stop)
+        else:
+            await self._give_way(leading, None, stop)
 
     async def _prepare(self, leading: Leading) -> None:
         await leading.prepared()
         await self.campaign.copy.applying.reach(self.state.log.end_position)
-        await self._note_epoch(leading.leader.epoch)
+        try:
+            await self._note_epoch(leading.leader.epoch)
+        except DiskFull as error:  # the log has the epoch; who ended here would come back, and end
+            log.error("that its log holds epoch %d is not noted: %s", leading.leader.epoch, error)
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self.campaign.copy.end()
@@ -216,11 +225,13 @@ class Replica:
         finally:
             await process.end(served)
 
-    async def _give_way(self, leading: Leading, term: Term, stop: asyncio.Event) -> None:
+    async def _give_way(self, leading: Leading, term: Term | None, stop: asyncio.Event) -> None:
+        """`term`: None while it only prepares to lead."""
         log.error("the disk has no space: another replica shall lead")
         leading.leader.resign()
-        await self.server.drain()
-        term.quiesce()
+        if term is not None:
+            await self.server.drain()
+            term.quiesce()
         with suppress(Timeout):
             await leading.hand_over(HAND_OVER_S)
         if not stop.is_set():

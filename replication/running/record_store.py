@@ -147,9 +147,15 @@ class Renewals:
                 continue
             try:
                 self._store.renew(self._leader)
-            except StoreError as error:
+            except Exception as error:  # else the thread would end, and nobody would notice
                 if not self._failing:
-                    log.warning("the lease of %s is not renewed: %s", self._leader, error)
+                    unforeseen = None if isinstance(error, StoreError) else error
+                    log.warning(
+                        "the lease of %s is not renewed: %s",
+                        self._leader,
+                        error,
+                        exc_info=unforeseen,
+                    )
                 self._failing = True
                 continue
             self._failing = False

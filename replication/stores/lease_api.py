@@ -96,7 +96,9 @@ class LeaseApi:
             OSError,
             ValueError,
             KeyError,
+            RuntimeError,
         ) as error:
             # KeyError: an answer without a content type; an environment without an API server.
+            # RuntimeError: another thread's call has failed meanwhile, and closed the client.
             self.close()
             raise StoreError(f"Lease {self._name}: {type(error).__name__}: {error}") from error

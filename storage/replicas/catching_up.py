@@ -26,6 +26,8 @@ def set_durably(directory: str, disk: Disk) -> None:
 
 
 def clear_durably(directory: str, disk: Disk) -> None:
-    """Raises DiskFailed."""
-    disk.unlink(os.path.join(directory, FILE_NAME))
+    """Raises DiskFull: try again; DiskFailed."""
+    path = os.path.join(directory, FILE_NAME)
+    if disk.exists(path):  # else the try before came so far
+        disk.unlink(path)
     disk.fsync_dir(directory)

@@ -141,8 +141,12 @@ class ReplicaLog(SegmentedLog):
         return end
 
     def caught_up(self) -> None:
-        """Ends `catching_up`, durably.  Raises DiskFailed, ValueError if entries claim too much."""
-        with self._write_lock:
+        """Ends `catching_up`, durably.
+
+        Raises ValueError if entries claim too much; DiskFull: try again; DiskFailed: the log takes
+        no more.
+        """
+        with self._write_lock, self._syncing():
             if self._claimed > self.durable_position:
                 raise ValueError(
                     f"{self._claimed} is claimed to be durable, here {self.durable_position} is"

@@ -268,6 +268,22 @@ def test_the_charts_readme_names_every_value():
         ({"leaseStore": "etcd:"}, "leaseStore"),
         ({"rbac": {"rules": []}}, "rules"),
         ({"broker": {"replicasPerBroker": 2, "settings": {"min_insync": 3}}}, "min_insync is 3"),
+        (
+            {"broker": {"replicasPerBroker": 2, "settings": {"flush_mode": "async"}}},
+            "broker: settings.flush_mode is async, with replicas it must be sync",
+        ),
+        (
+            {"leaseStoreSecret": "certificates", "timerService": {"replicasPerShard": 2}},
+            "leaseStoreSecret is certificates, leaseStore kubernetes: it is for etcd:https://",
+        ),
+        (
+            {
+                "leaseStoreSecret": "certificates",
+                "leaseStore": "etcd:e:2379",
+                "broker": {"replicasPerBroker": 3},
+            },
+            "leaseStoreSecret is certificates, leaseStore etcd:e:2379: it is for etcd:https://",
+        ),
         ({"fullnameOverride": "x" * 37, "timerService": {"replicasPerShard": 2}}, "too long"),
         # Kubernetes labels pods with their set's name, a dash and up to ten characters.
         ({"fullnameOverride": "x" * 39}, "too long a name of a StatefulSet"),
@@ -277,6 +293,38 @@ def test_the_charts_readme_names_every_value():
 def test_a_wrong_value_is_refused_by_name(helm, values, said):
     with pytest.raises(RefusedValuesError, match=said):
         helm.template(overrides=values)
+
+
+def notes(helm, overrides):
+    """What whoever installs is told; rendered without a cluster by Helm 4 alone."""
+    command = ["install", "test", CHART, "--dry-run=client", "--namespace", "messages"]
+    done = helm.run(*command, "--values", "-", input=yaml.dump(overrides))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "min_insync", "both", "alone"),
+    [
+        (1, 0, False, False),
+        (2, 0, True, False),
+        (2, 1, False, True),
+        (3, 0, False, False),
+        (3, 3, True, False),
+        (3, 1, False, True),
+    ],
+)
+def test_whoever_installs_is_told_what_replicas_do_not_survive(
+    helm4, replicas, min_insync, both, alone
+):
+    settings = {"settings": {"min_insync": min_insync}}
+    roles = {"broker": "replicasPerBroker", "timerService": "replicasPerShard"}
+    for role, key in roles.items():
+        told = notes(helm4, {role: {key: replicas, **settings}})
+        stops = f"WARNING: {role}: all {replicas} replicas of a group must be there"
+        assert (stops in told) == both
+        risk = f"WARNING: {role}: settings.min_insync is 1"
+        assert (risk in told) == alone
 
 
 def test_lint_is_strictly_clean(helm):

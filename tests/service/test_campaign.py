@@ -22,6 +22,7 @@ from duemq_server.replication.running.following.stream import Following
 from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
+from duemq_server.storage.errors import DiskFull
 from tests.service.replica_group import Lines, SmallDisk
 from tests.service.running_cluster import until
 
@@ -78,10 +79,43 @@ class RenewedStore(Store):
 class OwnStore(Store):
     """The lease of a leader that has died: nobody renews it."""
 
+    step_ms = TIMES.jitter_ms
+
     def read(self) -> Found:
         self.reads += 1
-        self.now_ms += TIMES.jitter_ms
+        self.now_ms += self.step_ms
         return Found("v1", record(OWN_ADDRESS), "1")
+
+
+class SlowStore(Store):
+    """Its first answer is late; just before it the leader renewed its lease, for the last time."""
+
+    renewed_ms = stood_ms = 0
+
+    def read(self) -> Found:
+        self.reads += 1
+        if self.reads == 1:
+            self.now_ms += TIMES.serve_ms
+            self.renewed_ms = self.now_ms
+        else:
+            self.now_ms += 500
+        return Found("v1", record(), "1")
+
+    def renew(self, leader: ReplicaId) -> None:
+        super().renew(leader)
+        self.stood_ms = self.now_ms
+
+
+class Left:
+    """A stream that answers once more while it is left: something came at that moment."""
+
+    def __init__(self, made: Campaign) -> None:
+        self._made = made
+        self.times = 0
+
+    async def leave(self) -> None:
+        self.times += 1
+        self._made.heard()
 
 
 @asynccontextmanager
@@ -123,6 +157,77 @@ async def test_a_leader_that_is_started_anew_does_not_wait_for_its_own_lease(
         assert (await won).record.leader == A
     assert store.changes == ["renew a", "swap 2"]
     assert store.now_ms - store.began_ms < TIMES.lease_ms
+
+
+async def test_a_lease_that_a_slow_read_tells_of_is_not_older_than_its_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Counted from when that read began it would end while its leader serves."""
+    store = SlowStore()
+    async with standing(monkeypatch, tmp_path, B, store) as won, asyncio.timeout(WAIT_S):
+        await won
+    assert store.stood_ms - store.renewed_ms >= TIMES.lease_ms
+
+
+async def test_who_answers_its_leader_while_it_leaves_it_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its leader serves by that answer for a while."""
+    store = OwnStore()
+    store.step_ms = TIMES.heard_ms
+    state = Lines(tmp_path, STORE_ID, SmallDisk())
+    monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
+    records = RecordStore(store)
+    made = Campaign(B, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
+    left = Left(made)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            monkeypatch.setattr(made.streams, "leave", left.leave)
+            won = asyncio.create_task(made.won())
+            await until(lambda: left.times >= 2 or won.done())
+            assert not won.done()
+            assert store.changes == []
+    finally:
+        won.cancel()
+        await asyncio.gather(won, return_exceptions=True)
+        monkeypatch.undo()
+        await made.end()
+        records.close()
+        state.close()
+
+
+@pytest.mark.parametrize("me", [A, B])
+async def test_without_space_for_the_groups_store_id_it_waits_for_some(
+    me: ReplicaId, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A would lead, B would follow; an operator's election has given the group another id."""
+    store = OwnStore()
+    monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
+    state = Lines(tmp_path, STORE_ID + 1, SmallDisk())
+    rename = state.rename
+    full = True
+
+    def rename_if_it_fits(store_id: int) -> None:
+        if full:
+            raise DiskFull("no space for the store id")
+        rename(store_id)
+
+    monkeypatch.setattr(state, "rename", rename_if_it_fits)
+    records = RecordStore(store)
+    made = Campaign(me, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
+    won = asyncio.create_task(made.won())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await until(lambda: made.reason == "no space for the store id" or won.done())
+            assert not won.done()
+            full = False
+            await until(lambda: state.store_id == STORE_ID)
+    finally:
+        won.cancel()
+        await asyncio.gather(won, return_exceptions=True)
+        await made.end()
+        records.close()
+        state.close()
 
 
 class NoLog:

@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from duemq.errors import InvalidArgument
+from duemq.errors import Internal, InvalidArgument
+from duemq_server.replication import disk_id
 from duemq_server.replication.running.leading.term import FULL_MS
 from duemq_server.serving.clock import steady_ms
-from duemq_server.storage.errors import LogFull
+from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import network
@@ -41,6 +42,17 @@ async def running(monkeypatch, tmp_path):
 
 def others_of(group, leader):
     return [each for each in group.members.values() if each is not leader]
+
+
+async def until_it_has_looked(member, times):
+    """At the record, so often from now on."""
+    campaign, looked = member.replica.campaign, set()
+
+    def looks():
+        looked.add(campaign._looked_ms)
+        return len(looked) > times
+
+    await until(looks)
 
 
 async def fill_a_segment(group):
@@ -227,6 +239,26 @@ async def test_who_could_not_take_what_is_committed_long_since_is_sent_it_again(
         await group.in_sync(3)
 
 
+async def test_who_follows_with_a_disk_that_failed_ends(running, monkeypatch):
+    """By itself it would try one stream after the other, for ever: a start looks at the disk."""
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await late.kill()
+        for number in range(3):  # what it gets at once claims more than it has
+            await group.write(b"%d" % number)
+
+        def unlink(path):
+            raise DiskFailed(f"remove {path}: Input/output error")
+
+        monkeypatch.setattr(late.disk, "unlink", unlink)
+        late.start()
+        with pytest.raises(Internal, match=r"the disk failed: remove .*catching-up: Input/output"):
+            async with asyncio.timeout(LASTING_S):
+                await late.task
+        late.task = None
+        await late._vanish()
+
+
 async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
     async with running(3) as (group, _, leader):
         await leader.term.write(b"one")
@@ -237,6 +269,61 @@ async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
         await group.write(b"two")
         leader.disk.full = False
         await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_who_survives_with_a_full_disk_leads_when_there_is_space(running):
+    async with running(2) as (group, _, leader):
+        [survivor] = others_of(group, leader)
+        survivor.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"one"))
+        await until(lambda: survivor.role == ("joining", "its disk is full"))
+        refused.cancel()
+        await leader.kill()
+        record = survivor.replica.campaign._store.blocking.read
+        await until(lambda: record().dead)
+        await until_it_has_looked(survivor, 10)
+        assert not survivor.task.done()
+        assert survivor.role == ("joining", "its disk is full")
+        survivor.disk.full = False
+        await until(lambda: survivor.role[0] == "preparing")
+        leader.start()
+        await group.write(b"two")
+
+
+async def test_a_leader_that_is_started_anew_with_a_full_disk_lets_another_one_lead(running):
+    """It takes over at once, for the record is in its name, and cannot write that it does."""
+    async with running(3) as (group, net, leader):
+        await leader.term.write(b"one")
+        others = others_of(group, leader)
+        for each in others:
+            net.stores[each.name].away = True
+        await leader.kill()
+        leader.disk.full = True
+        leader.start()
+        await until(lambda: leader.role[0] == "preparing")
+        epoch = leader.replica.leading.leader.epoch
+        for each in others:
+            net.stores[each.name].away = False
+        await group.write(b"two")
+        assert (await group.leader()).replica.leading.leader.epoch > epoch
+        leader.disk.full = False
+        await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_a_leader_without_space_to_note_its_epoch_leads(running, monkeypatch):
+    """Its log holds the epoch; who ended here would be started, take over, and end again."""
+    save = disk_id.save
+
+    def save_if_it_fits(data_dir, disk, known):
+        if known.epoch:
+            raise DiskFull("no space left")
+        return save(data_dir, disk, known)
+
+    monkeypatch.setattr(disk_id, "save", save_if_it_fits)
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
+        await leader.term.write(b"one")
+        [follower] = others_of(group, leader)
+        await until(lambda: follower.lines == [b"one"])
 
 
 async def test_a_leader_that_is_short_of_space_lets_one_lead_that_is_not(running):

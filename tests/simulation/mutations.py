@@ -86,7 +86,7 @@ def settle_by_read(patch: pytest.MonkeyPatch) -> None:
         if swap is None or not unknown:
             return swap
         self.record, self._version = found.record, found.version
-        self._possible, self._asked, self.state = [found.record.in_sync], None, State.SETTLED
+        self._possible, self._asked, self.state = {found.record.in_sync}, None, State.SETTLED
         return None
 
     patch.setattr(InSyncSet, "read", read)
@@ -157,6 +157,11 @@ def truncate_what_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Node, "lead", lead)
 
 
+def keep_what_was_refused(patch: pytest.MonkeyPatch) -> None:
+    """What the log had no room for counts as if it were in it."""
+    patch.setattr(Follower, "not_taken", lambda self, extend: None)
+
+
 # -- of time: nothing that is stored is at risk, but what is read
 
 
@@ -200,5 +205,6 @@ MUTATIONS = _named(
     no_catching_up,
     answer_before_welcome,
     truncate_what_is_committed,
+    keep_what_was_refused,
 )
 MUTATIONS_OF_TIME = _named(stand_while_it_is_heard, serve_for_long, serve_after_resigning)

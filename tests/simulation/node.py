@@ -13,7 +13,7 @@ from typing import Any
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Decision, Election
 from duemq_server.replication.protocol.epochs import Epochs
-from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
 from duemq_server.replication.protocol.in_sync import State, Swap
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import (
@@ -26,7 +26,7 @@ from duemq_server.replication.protocol.messages import (
 )
 from duemq_server.replication.protocol.record import Found, MemberChange, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
-from duemq_server.storage.errors import CorruptLog
+from duemq_server.storage.errors import CorruptLog, LogFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.crash.faulty_disk import FaultyDisk
@@ -83,9 +83,11 @@ class Node:
         self.on_break: Callable[[Stream], None] = lose_stream
         self.life = 0  # of the process
         self.up = False
+        self.refuses = 0.0  # how often its log has no room for what came
         self.truncated = 0
         self.caught_up = 0
         self.takeovers = 0
+        self.refused = 0
 
     def new_disk_id(self) -> None:
         self.me = ReplicaId(self.name, self.random.randbytes(16).hex())
@@ -405,7 +407,7 @@ class Node:
                 self.election.heard(now_ms)
                 extend = follower.chunk(message)
                 if extend is not None:
-                    self.log.extend(extend.position, [extend.data])
+                    self.extend(follower, extend)
                 self.committed = max(self.committed, follower.committed)
                 if follower.asked_to_lead:
                     self.election.asked()
@@ -413,8 +415,23 @@ class Node:
                 self.truncate(follower.welcome(message))
         except StreamBroken:
             self.leave()
+        except LogFull:
+            # What it had heard by then is known, as where a process leaves a stream.
+            self.committed = max(self.committed, follower.committed)
+            self.leave()
         except Refused as refused:
             raise Violation(f"{self.me}: {refused}") from refused
+
+    def extend(self, follower: Follower, extend: Extend) -> None:
+        """Raises LogFull: as a process does, it tells its core."""
+        try:
+            if self.refuses and self.random.random() < self.refuses:
+                self.refused += 1
+                raise LogFull("too much waits for the disk")
+            self.log.extend(extend.position, [extend.data])
+        except BaseException:
+            follower.not_taken(extend)
+            raise
 
     def truncate(self, position: int | None) -> None:
         if position is not None:

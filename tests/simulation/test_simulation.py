@@ -16,7 +16,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS, MUTATIONS_OF_TIME
 from tests.simulation.node import Violation
 from tests.simulation.timed import TimedWorld
-from tests.simulation.world import OTHER_MEMBERS, SLOW_STORE, Mood, World
+from tests.simulation.world import FULL_LOGS, OTHER_MEMBERS, SLOW_STORE, Mood, World
 
 STEPS = 1_000
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
@@ -30,6 +30,7 @@ MOOD_OF = {
     "settle-by-read": SLOW_STORE,
     "count-old-set": SLOW_STORE,
     "keep-strangers": OTHER_MEMBERS,
+    "keep-what-was-refused": FULL_LOGS,
 }
 
 
@@ -62,8 +63,9 @@ def test_a_history_is_safe_and_ends_well(first: int) -> None:
             seen["takeovers"] += node.takeovers
             seen["truncations"] += node.truncated
             seen["caught up"] += node.caught_up
+            seen["refused"] += node.refused
     if first + SEEDS_A_TEST <= FIRST + SEEDS:
-        rare = ("truncations", "caught up", "disks", "left_down", "members")
+        rare = ("truncations", "caught up", "disks", "left_down", "members", "refused")
         assert all(seen[each] for each in rare), seen
         assert all(seen[each] > 10 for each in ("commits", "takeovers", "lost answers")), seen
 

@@ -36,11 +36,14 @@ class Mood:
     """How often somebody deletes the record."""
     members: float = 0.0
     """How often an operator adds a member, or removes one."""
+    refused: float = 0.0
+    """Share of chunks for which a follower's log has no room."""
 
 
 SLOW_STORE = Mood(lost=0.3, impatience=0.5, faults=0.005)
 OTHER_MEMBERS = Mood(members=0.1)
-MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE, Mood(deletions=0.002), OTHER_MEMBERS)
+FULL_LOGS = Mood(refused=0.2)
+MOODS = (Mood(), Mood(faults=0.05), SLOW_STORE, Mood(deletions=0.002), OTHER_MEMBERS, FULL_LOGS)
 
 
 class World:
@@ -63,6 +66,7 @@ class World:
         self.counts: Counter[str] = Counter()
         for node in self.nodes.values():
             node.on_commit = self._on_commit
+            node.refuses = mood.refused
             node.start(0)
         if random.random() < 0.7:  # else it is founded while anything may happen
             for node in self.nodes.values():
@@ -229,6 +233,7 @@ class World:
         """The store answers, nothing breaks, and enough replicas are up: then all goes on."""
         self._settle_store()
         for node in self.nodes.values():
+            node.refuses = 0.0
             if not node.up:
                 node.start(self.now_ms)
         record = self.store.record

@@ -36,10 +36,10 @@ def show(session: Session, /) -> Exit:
     are set otherwise).  A timer shard that nobody serves is a row with an error; so is a timer
     service that reports a problem.  One that leaves takes no messages over any more, and may be
     stopped when it has none pending.  Replicas follow, as the one that leads sees them; one that
-    is not in sync makes the exit code 1, too.  With --json, a line a member: kind, name, address,
-    error, and what that kind tells; of a timer service that leaves, shard is not below shards; of
-    a lost broker lost_ms, since when; of a replica (name is its own) group, role (leader,
-    follower, learner, away), in_sync, epoch, lag_bytes, lag_s, since_ms, reason.
+    is not in sync, or is silent, makes the exit code 1, too.  With --json, a line a member: kind,
+    name, address, error, and what that kind tells; of a timer service that leaves, shard is not
+    below shards; of a lost broker lost_ms, since when; of a replica (name is its own) group, role
+    (leader, follower, learner, away), in_sync, epoch, lag_bytes, lag_s, since_ms, reason.
     """
     with session.admin() as admin:
         found = admin.cluster()
@@ -51,6 +51,10 @@ def show(session: Session, /) -> Exit:
         session.output.table(("kind", "name", "address", "state"), shown, empty="nobody")
         if replicas:
             _show_replicas(session, replicas)
+        for name in _unled(found):
+            session.output.note(
+                f"{name}: its replicas say what they wait for: duemq replica status {name}"
+            )
     wrong = any(row["error"] or row.get("problems") for row in (*rows, *replicas))
     return Exit.FAILED if wrong else Exit.OK
 
@@ -197,11 +201,19 @@ def _replicas(found: ClusterDescription) -> Iterator[dict[str, Any]]:
             }
 
 
+def _unled(found: ClusterDescription) -> Iterator[str]:
+    """Whose leader does not answer: others of its replicas may."""
+    members: list[BrokerDescription | TimerStats] = [*found.brokers, *found.timers]
+    return (each.name for each in members if each.error and each.replicas)
+
+
 def _why(replica: ReplicaDescription) -> str | None:
     """What is wrong with it."""
     if replica.role == "away":  # it may count as in sync until that is changed
         return f"away: {replica.reason or 'nothing is heard of it'}"
-    return None if replica.in_sync else f"not in sync: {replica.reason or 'it catches up'}"
+    if replica.in_sync:  # who is silent may lack nothing, and nothing is accepted without it
+        return f"in sync, and {replica.reason}" if replica.reason else None
+    return f"not in sync: {replica.reason or 'it catches up'}"
 
 
 def _show_replicas(session: Session, replicas: list[dict[str, Any]]) -> None:

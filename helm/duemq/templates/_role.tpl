@@ -359,6 +359,13 @@ grpc:
 {{- if gt (int .values.settings.min_insync) (int .size) }}
 {{- fail (printf "%s: settings.min_insync is %v, of %v replicas" .role .values.settings.min_insync .size) }}
 {{- end }}
+{{- if eq (default "" .values.settings.flush_mode) "async" }}
+{{- fail (printf "%s: settings.flush_mode is async, with replicas it must be sync" .role) }}
+{{- end }}
+{{- $store := .root.Values.leaseStore }}
+{{- if and .root.Values.leaseStoreSecret (not (hasPrefix "etcd:https://" $store)) }}
+{{- fail (printf "leaseStoreSecret is %s, leaseStore %s: it is for etcd:https://HOST:PORT" .root.Values.leaseStoreSecret $store) }}
+{{- end }}
 {{- $role := . }}
 {{- range $index := until (int .values.replicas) }}
 {{- $name := printf "%s-%s-%d" (include "duemq.fullname" $role.root) $role.role $index }}

@@ -18,11 +18,13 @@ from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.storage.errors import DiskFull
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 """Between two looks at all that says what to do; at the record by `Store.look_s`."""
+DISK_FULL = "its disk is full"
 
 
 class Campaign:
@@ -111,15 +113,17 @@ class Campaign:
         else:
             self._away = ""
             self._read_ms = began_ms
-            self._election.saw(self.found, began_ms)
+            # What it found may be as young as the answer: the leader may have renewed its lease
+            # after a slow read began.
+            self._election.saw(self.found, steady_ms())
             if self._election.doubled:
                 self.note("joining", self._doubled())
         try:
             if not self._away:
                 await self._announce()
             await self._follow()  # whom it knows: what leads needs no store while all are there
-        except Refused as refused:
-            self.note("joining", str(refused))
+        except (Refused, DiskFull) as error:  # DiskFull: of the group's store id
+            self.note("joining", str(error))
 
     def _doubled(self) -> str:
         at = self.found.record.address if self.found is not None else ""
@@ -184,7 +188,7 @@ class Campaign:
             return
         if self._state.log.disk_full:
             await self.streams.leave()  # so that the leader goes on without it
-            self.note("joining", "its disk is full")
+            self.note("joining", DISK_FULL)
             return
         await self.streams.follow(record)
 
@@ -212,6 +216,11 @@ class Campaign:
         if found is None:
             return None
         await self.streams.leave()
+        if self._state.log.disk_full:  # nor could it write that it leads
+            self.note("joining", DISK_FULL)
+            return None
+        if self._election.decide(self._read_ms) is not Decision.STAND:
+            return None  # something came meanwhile, and its leader serves by the answer to it
         self.copy.epochs.truncate(self._state.log.end_position)
         try:
             wanted = records.taken_over(
@@ -225,7 +234,7 @@ class Campaign:
             await self.copy.take_store_id(wanted)
             self.renewed_ms = steady_ms()
             await self._store.renew(self.me)
-        except (Refused, StoreError) as error:
+        except (Refused, StoreError, DiskFull) as error:
             self.note("joining", str(error))
             return None
         version = await self._swap(wanted)

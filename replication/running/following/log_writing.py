@@ -32,9 +32,10 @@ class LogWriting:
         self.on_durable(position)
 
     def _fatal(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._fail, error)
+        self._loop.call_soon_threadsafe(self.fail, error)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """See `failed`; also for who met the failure elsewhere than in the threads."""
         if not self.failed.done():
             self.failed.set_exception(Internal(f"the disk failed: {error}"))
 

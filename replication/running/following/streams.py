@@ -16,7 +16,7 @@ from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.stream import Following
 from duemq_server.replication.running.snapshots import in_thread
 from duemq_server.serving.clock import steady_ms
-from duemq_server.storage.errors import StorageError
+from duemq_server.storage.errors import DiskFailed, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,9 @@ class Streams:
             await self._install(address, follower.record, needed.log_start)
         except (StreamBroken, Refused) as error:
             self._candidate.note("joining", str(error))
+        except DiskFailed as error:  # as where a write meets it: only a start finds what is left
+            self._copy.writing.fail(error)
+            self._candidate.note("joining", f"the disk failed: {error}")
         except (StorageError, ValueError) as error:
             log.exception("it cannot be followed")
             self._candidate.note("joining", f"{type(error).__name__}: {error}")

@@ -86,10 +86,11 @@ class Roster:
             report.lag_bytes = max(0, end - (progress.durable or 0))
             if report.lag_bytes:
                 report.lag_s = max(0, steady_ms - progress.at_end_ms) / 1000
-            if not in_sync:
-                silent_ms = steady_ms - progress.heard_ms
-                silent = f"nothing is heard of it for {silent_ms / 1000:.0f} s"
-                report.reason = silent if silent_ms > SILENT_MS else "it catches up"
+            silent_ms = steady_ms - progress.heard_ms
+            if silent_ms > SILENT_MS:  # also of who is in sync: nothing is committed without it
+                report.reason = f"nothing is heard of it for {silent_ms / 1000:.0f} s"
+            elif not in_sync:
+                report.reason = "it catches up"
         return report
 
     def _standing(

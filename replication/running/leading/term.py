@@ -21,6 +21,7 @@ from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Hello
 from duemq_server.replication.protocol.record import Found, ReplicaId
 from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running.leading.blocked import Blocked
 from duemq_server.replication.running.leading.handing_over import HandingOver
 from duemq_server.replication.running.leading.lease import Lease
 from duemq_server.replication.running.leading.log_kept import LogKept
@@ -83,12 +84,11 @@ class Leading:
         """Ends when there was no space for FULL_MS, and another replica could lead."""
         self.short_of_space: Callable[[], bool] = lambda: False
         """Whether nothing is accepted here for want of space, although writes would find some."""
-        self.blocked: tuple[str, ...] = ()
-        """Replicas that are in sync and do not answer, without which nothing is committed."""
+        self._blocked = Blocked(self.leader, min_insync, times.lag_max_ms)
         self._away = ""  # why the store does not answer
+        self._unanswered = False  # the last change that was asked for
         self._log = replica_log
         self._store = store
-        self._min = min_insync
         self._times = times
         self._told = committed
         self._look_now = asyncio.Event()
@@ -254,7 +254,11 @@ class Leading:
             return
         self._away = ""
         self._lease.reached()
-        await self._ask(self.leader.read(found))
+        settled = self.leader.set.state is State.SETTLED
+        swap = self.leader.read(found)
+        if settled and swap is not None:
+            log.error("the record is not what this leader wrote last: it is written again")
+        await self._ask(swap)
 
     async def _ask(self, swap: Swap | None) -> None:
         while swap is not None:
@@ -263,10 +267,13 @@ class Leading:
             except Conflict as conflict:
                 swap = self.leader.lost(swap.number, conflict.found)
             except StoreError as error:
-                log.warning("a change of who is in sync is not answered: %s", error)
+                if not self._unanswered:  # it is asked for again and again
+                    log.warning("a change of who is in sync is not answered: %s", error)
+                self._unanswered = True
                 self.leader.unanswered(swap.number)
                 return
             else:
+                self._unanswered = False
                 self.leader.won(swap.number, version)
                 record = self.leader.record
                 in_sync = ", ".join(sorted(map(str, record.in_sync)))
@@ -277,17 +284,8 @@ class Leading:
     def _show(self) -> None:
         """Tells if somebody looks different."""
         now = steady_ms()
-        followers = {each.replica: each for each in self.leader.followers.values()}
-        lag_max_ms = self._times.lag_max_ms
-        blocked = [
-            each.name
-            for each in self.leader.set.counted - {self.leader.me}
-            if each not in followers or now - followers[each].at_end_ms > lag_max_ms
-        ]
-        counted = self.leader.set.counted
-        missing = self.leader.record.missing if len(counted) < self._min else []
-        self.blocked = tuple(sorted({*blocked, *missing}))
-        if self._roster.look(self.leader, self.blocked, self.kept.receivers(now)):
+        blocked = self._blocked.look(now)
+        if self._roster.look(self.leader, blocked, self.kept.receivers(now)):
             self.on_change()
 
     def replicas(self) -> list[nameserver_pb2.ReplicaReport]:
@@ -309,9 +307,12 @@ class Leading:
     @property
     def reason(self) -> str:
         """What keeps it from committing, or its store from answering; for operators."""
-        if self.blocked:
-            return f"nothing is committed: it waits for {', '.join(self.blocked)}"
-        return self._away
+        return self._blocked.reason or self._away
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """Replicas that are in sync and do not answer, without which nothing is committed."""
+        return self._blocked.names
 
     def followers(self) -> set[str]:
         """Who is in sync and follows."""

@@ -1,6 +1,7 @@
 """Replicas as a broker's leader reports them, all the way to the command line."""
 
 from duemq.v1 import nameserver_pb2 as pb
+from duemq_cli.exits import Exit
 from duemq_cli.text import local_time
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import running_cluster, until
@@ -59,6 +60,22 @@ async def test_the_cluster_shows_replicas(tmp_path) -> None:
         await cluster.stop_broker("b1")  # nobody can tell of them now
         found = rows(await shown(cluster, "--json"))
         assert [row["kind"] for row in found if row.get("group")] == []
+        told = (await shown(cluster)).stderr
+        assert told == "b1: its replicas say what they wait for: duemq replica status b1\n"
+
+
+async def test_who_is_in_sync_and_silent_is_not_well(tmp_path) -> None:
+    async with running_cluster(tmp_path, "b0") as cluster:
+        silence = "nothing is heard of it for 4 s"
+        silent = pb.ReplicaReport(name="b", role=pb.FOLLOWER, in_sync=True, reason=silence)
+        broker = cluster.brokers["b0"]
+        broker.replicas = lambda: [LEADER, silent]
+        broker.registration.changed()
+        await until(lambda: any(each.report.replicas for each in cluster.registry.brokers))
+        answer = await shown(cluster, "--json")
+        assert answer.exit_code == Exit.FAILED
+        _, replica = [row for row in rows(answer) if row["kind"] == "replica"]
+        assert replica["error"] == f"in sync, and {silence}"
 
 
 async def test_without_replicas_nothing_is_said_of_them(tmp_path) -> None:

@@ -79,3 +79,37 @@ def test_each_set_that_there_may_be_must_be_large_enough() -> None:
     assert not known.enough
     known.won(swap.number, "v2")
     assert known.enough
+
+
+def test_a_store_that_reads_and_does_not_write_leaves_no_more_and_more_behind() -> None:
+    known = InSyncSet("v1", RECORD, 2)
+    known.unanswered(known.propose({A, B, C}).number)
+    sizes = set()
+    for _ in range(5):
+        swap = known.read(held("v1", A, B))
+        assert swap is not None
+        known.unanswered(swap.number)
+        sizes.add(len(known._possible))
+    assert sizes == {2}
+    assert known.counted == {A, B, C}
+
+
+def test_a_record_that_was_set_back_within_the_epoch_is_written_again() -> None:
+    """C was in sync in the backup: it must not stand by that, for it lacks what came since."""
+    known = InSyncSet("v9", RECORD, 2)
+    again = known.read(held("v1", A, B, C))
+    assert again is not None
+    assert (again.version, again.record.in_sync) == ("v1", {A, B})
+    assert again.record.revision > 9
+    assert known.counted == {A, B, C}  # until it is done, C may stand
+    known.won(again.number, "v10")
+    assert (known.counted, known.state) == ({A, B}, State.SETTLED)
+    assert known.read(held("v10", A, B)) is None
+
+
+def test_a_change_that_meets_a_record_that_was_set_back_takes_over_nothing_of_it() -> None:
+    known = InSyncSet("v9", RECORD, 1)
+    again = known.lost(known.propose({A}).number, held("v1", A, B, C))
+    assert again is not None
+    assert (again.version, again.record.in_sync) == ("v1", {A, B})
+    assert known.counted == {A, B, C}

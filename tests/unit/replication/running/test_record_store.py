@@ -60,10 +60,13 @@ class Lease:
 
     def __init__(self) -> None:
         self.renewed = 0
+        self.broken = False
         self.now_ms = 1_000_000
         self._looks = threading.Semaphore(0)
 
     def renew(self, leader: ReplicaId) -> None:
+        if self.broken:
+            raise RuntimeError("nobody has foreseen this")
         self.renewed += 1
 
     def steady_ms(self) -> int:
@@ -109,3 +112,23 @@ async def test_an_event_loop_that_stands_still_renews_no_lease(
     finally:
         await renewals.stop()
     assert told
+
+
+async def test_a_renewal_that_fails_for_another_reason_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = Lease()
+    lease.broken = True
+    monkeypatch.setattr(record_store, "steady_ms", lease.steady_ms)
+    leader = ReplicaId("a", "0" * 32)
+    renewals = Renewals(lease, leader, 1, lambda *when: None)  # type: ignore[arg-type]
+    renewals.start()
+    try:
+        await lease.looked_at(3)
+        lease.broken = False
+        await lease.looked_at(6)
+        assert lease.renewed
+    finally:
+        await renewals.stop()
+    assert caplog.text.count("is not renewed: nobody has foreseen this") == 1
+    assert "Traceback" in caplog.text

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lightkube import KubeConfig
+from lightkube import Client, KubeConfig
 
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import Found
@@ -324,6 +324,27 @@ def test_a_server_that_hangs_is_away_and_comes_back(
         free.set()
     server.before = lambda method: None
     assert found(store).record == RECORD
+    store.renew(A)
+
+
+def test_a_client_that_another_thread_closed_meanwhile_is_a_store_that_is_away(
+    store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that fails closes the client of both threads, of the one that renews as well."""
+    version = store.swap(None, RECORD)
+    store.renew(A)
+    connected = lease_api.LeaseApi._connected
+
+    def closed_meanwhile(api: lease_api.LeaseApi) -> Client:
+        client = connected(api)
+        api.close()
+        return client
+
+    for call in (store.read, lambda: store.renew(A), lambda: store.swap(version, RECORD)):
+        with monkeypatch.context() as patch:
+            patch.setattr(lease_api.LeaseApi, "_connected", closed_meanwhile)
+            with pytest.raises(StoreError, match="closed"):
+                call()
     store.renew(A)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from duemq_server.replication.protocol.messages import CHUNK_BYTES_MAX, UNANSWERED_BYTES_MAX
 from duemq_server.storage import record
-from duemq_server.storage.errors import CorruptLog, DiskFull, LogFull
+from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
 from duemq_server.storage.replicas import catching_up, epoch
@@ -179,6 +179,50 @@ def test_a_log_that_is_behind_notes_it_before_it_writes_what_claims_more() -> No
     follower.caught_up()
     assert not disk.after_power_cut(None).exists(FLAG)
     follower.caught_up()
+
+
+class FailingNames(FaultyDisk):
+    """Raises `error` at the next sync of a directory."""
+
+    error: Exception | None = None
+
+    def fsync_dir(self, path: str) -> None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        super().fsync_dir(path)
+
+
+def caught_up_but_for_its_note() -> tuple[FailingNames, ReplicaLog]:
+    leader = leading()
+    disk = FailingNames()
+    follower = opened(disk)
+    follower.extend(0, [run_of(leader)])
+    commit(follower)
+    assert follower.catching_up
+    return disk, follower
+
+
+def test_a_disk_that_fails_as_the_note_goes_is_not_asked_again() -> None:
+    """The kernel tells of what it dropped once: another sync would prove nothing."""
+    disk, follower = caught_up_but_for_its_note()
+    disk.error = DiskFailed("fsync /log")
+    with pytest.raises(DiskFailed, match="fsync /log"):
+        follower.caught_up()
+    with pytest.raises(DiskFailed, match="fsync /log"):
+        follower.caught_up()
+    with pytest.raises(DiskFailed, match="fsync /log"):
+        follower.append(1, [b"more"])
+
+
+def test_without_space_the_note_goes_later() -> None:
+    disk, follower = caught_up_but_for_its_note()
+    disk.error = DiskFull("fsync /log")
+    with pytest.raises(DiskFull):
+        follower.caught_up()
+    follower.caught_up()
+    assert not follower.catching_up
+    assert not disk.after_power_cut(None).exists(FLAG)
 
 
 def test_a_log_in_sync_notes_nothing() -> None:

@@ -41,6 +41,20 @@ def test_a_learner_that_is_silent_does_not_catch_up() -> None:
     assert reason(NOW_MS + SILENT_MS + 1_000) == "nothing is heard of it for 5 s"
 
 
+def test_a_follower_that_is_silent_lacks_nothing_and_is_told_to_be_silent() -> None:
+    """While nothing is written it has all; but without it nothing would be committed."""
+    leader, roster = leading(A, B), Roster(lambda: NOW_MS, "h:1")
+    leader.hello(1, Hello("g", 7, B, 1, (), 0, 0, 1), 0, NOW_MS)
+
+    def told(now_ms: int) -> tuple[int, bool, int, str]:
+        [b] = [each for each in roster.reports(leader, 0, now_ms) if each.name == "b"]
+        return b.role, b.in_sync, b.lag_bytes, b.reason
+
+    assert told(NOW_MS) == (pb.FOLLOWER, True, 0, "")
+    silent = "nothing is heard of it for 5 s"
+    assert told(NOW_MS + SILENT_MS + 1_000) == (pb.FOLLOWER, True, 0, silent)
+
+
 def test_who_gets_a_snapshot_is_not_said_to_be_away() -> None:
     leader, roster = leading(A, B), Roster(lambda: NOW_MS, "h:1")
 

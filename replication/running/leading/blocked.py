@@ -1,0 +1,75 @@
+"""Whom a leader waits for: who counts, and does not answer.  Without them nothing is committed."""
+
+from __future__ import annotations
+
+import logging
+
+from duemq_server.replication.protocol.leader import Leader
+
+log = logging.getLogger(__name__)
+
+TOLD_MS = 3_000
+"""A replica that is started anew is back by then."""
+ANOTHER = "another member"
+"""All members are in sync, and fewer than `min_insync`: `duemq replica add` makes one."""
+
+
+class Blocked:
+    """Owned by Leading."""
+
+    def __init__(self, leader: Leader, min_insync: int, lag_max_ms: int) -> None:
+        self.names: tuple[str, ...] = ()
+        """As of the last look; empty: whatever is written is committed."""
+        self._leader = leader
+        self._min = min_insync
+        self._lag_max_ms = lag_max_ms
+        self._since_ms: int | None = None
+        self._told = ""
+
+    def look(self, now_ms: int) -> tuple[str, ...]:
+        """Their names, sorted; `now_ms`: of the steady clock.  The log is told if it lasts."""
+        leader = self._leader
+        names = {*self._silent(now_ms)}
+        if not leader.set.enough:
+            names |= {*(leader.record.missing or [ANOTHER])}
+        self.names = tuple(sorted(names))
+        self._tell(now_ms)
+        return self.names
+
+    def _silent(self, now_ms: int) -> list[str]:
+        at_end_ms = {p.replica: p.at_end_ms for p in self._leader.followers.values()}
+        return [
+            each.name
+            for each in self._leader.set.counted - {self._leader.me}
+            if each not in at_end_ms or now_ms - at_end_ms[each] > self._lag_max_ms
+        ]
+
+    def _tell(self, now_ms: int) -> None:
+        """Where it runs, too: an operator looks there first."""
+        if not self.names:
+            if self._told:
+                log.info("what is written is committed again")
+            self._since_ms, self._told = None, ""
+            return
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        reason = self.reason
+        if reason != self._told and now_ms - self._since_ms >= TOLD_MS:
+            log.warning("%s", reason)
+            self._told = reason
+
+    @property
+    def reason(self) -> str:
+        """For operators: whom it waits for, why, and what that stops; empty: nobody."""
+        if not self.names:
+            return ""
+        text = f"nothing is committed: it waits for {', '.join(self.names)}"
+        left = {each.name for each in self._leader.set.counted} - {*self.names}
+        if len(left) < self._min:
+            here = f"{len(left)} in sync {'is' if len(left) == 1 else 'are'} here"
+            text += f"; min_insync is {self._min}, and {here}"
+        if ANOTHER in self.names:
+            text += "; `duemq replica add` makes it one"
+        if not self._leader.prepared:
+            text += "; nobody is answered until they, or new disks in their place, have followed"
+        return text
