@@ -83,16 +83,17 @@ class MessageReader(RangeReader):
     """Reads messages as they are."""
 
     def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
-        """About BATCH_ROWS messages each."""
+        """About BATCH_ROWS messages each, or fewer with BATCH_BYTES in their bodies."""
         topic = self.settings.topic
         gathered: list[Run] = []
-        rows = 0
+        rows = size = 0
         for run in found:
             gathered.append(run)
             rows += len(run.records)
-            if rows >= BATCH_ROWS:
+            size += sum([len(record.body) for record in run.records])
+            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield messages_source.to_arrow(topic, piece, gathered, self.columns)
-                gathered, rows = [], 0
+                gathered, rows, size = [], 0, 0
         if gathered:
             yield messages_source.to_arrow(topic, piece, gathered, self.columns)
 
