@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,7 @@ def _strings(column: StringColumn, rows: int) -> pa.Array:
     _require_bounded(values, indexes)
     empty = None
     if "" in values:
-        (places,) = np.nonzero([not value for value in values])
-        empty = np.isin(indexes, places)
+        empty = np.fromiter(map(not_, values), bool, len(values))[indexes]
     return pa.DictionaryArray.from_arrays(
         pa.array(indexes, mask=empty), pa.array(values, pa.string())
     )
