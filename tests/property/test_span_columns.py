@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from duemq.errors import Corrupt
+from duemq.protocol.due import DUE_MS_MAX
 from duemq.telemetry import columns
 from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch
@@ -20,6 +21,15 @@ from duemq_analytics.source.plan import QueueRange
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SOURCE = QueueRange("broker-0", "h:1", 2, 0, 100)
+
+RANGES = {
+    "attempt": range(-(2**31), 2**31),
+    "batch_count": range(2**31),
+    "sampled_count": range(2**31),
+    "due_ms": range(DUE_MS_MAX + 1),
+    "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
+}
+"""What is beyond stays with the attributes that have no column."""
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 contexts = st.builds(
@@ -77,7 +87,7 @@ def row_of(span, index):
         column: attributes.pop(name)
         for column, name in columns.INTEGER_ATTRIBUTES.items()
         if type(attributes.get(name)) is int
-        and (column != "attempt" or -(2**31) <= attributes[name] < 2**31)
+        and attributes[name] in RANGES.get(column, range(-(2**63), 2**63))
     }
     queue = attributes.get(attribute.QUEUE)
     if isinstance(queue, str) and queue.isascii() and queue.isdigit() and int(queue) < 2**31:
@@ -174,6 +184,12 @@ def test_damage_is_an_error_or_other_values_but_never_a_wrong_shape(given_spans,
         (lambda b: b.topic.rows.append(0), "topic"),
         (lambda b: b.duration_ns.extend([1, 2]), "duration_ns"),
         (lambda b: b.duration_ns.append(1 << 63), "duration_ns"),
+        # What no report could add up, or write as a time.
+        (lambda b: b.due_ms.append(DUE_MS_MAX + 1), "due_ms"),
+        (lambda b: b.due_ms.append(-1), "due_ms"),
+        (lambda b: b.batch_count.append(1 << 31), "batch_count"),
+        (lambda b: b.sampled_count.append(-1), "sampled_count"),
+        (lambda b: (b.due_ms.append(1), b.lateness_ms.append(-DUE_MS_MAX - 1)), "lateness_ms"),
         (lambda b: setattr(b, "span_ids", b"123"), "span_id"),
         (lambda b: b.link_counts.append(1), "links"),
         (lambda b: b.attributes.values.__setitem__(0, "["), "attributes"),
@@ -182,6 +198,8 @@ def test_damage_is_an_error_or_other_values_but_never_a_wrong_shape(given_spans,
 )
 def test_a_damaged_column_is_named(change, column):
     batch = SpanBatch(rows=1, trace_ids=bytes(16), span_ids=bytes(8), start_ns=[1])
+    batch.operation.values.append("process")
+    batch.operation.rows.append(0)
     batch.topic.values.append("orders")
     batch.topic.rows.append(0)
     batch.attributes.values.append('{"a":1}')

@@ -10,12 +10,12 @@ from pyarrow import parquet
 
 from duemq_analytics.answers.percentiles import CURVE
 from duemq_analytics.lake import measures
-from duemq_analytics.lake.aggregates import Aggregates, between_ids
+from duemq_analytics.lake.aggregates import Aggregates, affected, between_ids
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_table import Batch, File
 from duemq_analytics.source import schema
-from tests.spark.test_jobs import T0_MS, process, send, span
+from tests.spark.test_jobs import T0_MS, frame, process, send, span
 
 pytestmark = pytest.mark.spark
 
@@ -316,3 +316,28 @@ def test_an_example_changes_with_what_comes_later(spark, tmp_path):
         ("suspect", "lost", None, None),
     ]
     assert rows[2]["sent_ts"] == datetime.fromtimestamp((T0_MS + 9) / 1_000, UTC)
+
+
+HOUR_MS = 60 * MINUTE_MS
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "minutes"),
+    [(HOUR_MS, [T0_MS * 1_000]), (HOUR_MS + 1, [])],
+)
+def test_a_call_after_the_horizon_changes_no_minute(spark, late_ms, minutes):
+    sent = frame(spark, send("m", 0))
+    assert affected(frame(spark, process("m", late_ms)), sent) == minutes
+
+
+@pytest.mark.long
+def test_a_call_hours_late_takes_nothing_from_the_minute_of_its_message(spark, tmp_path):
+    # The minute's spans are in two files, of which only one reaches to what is near the call.
+    landed(tmp_path, "q-0", [send("a", 0), send("b", 1)])
+    landed(tmp_path, "q-1", [send("c", 2), send("later", 100 * MINUTE_MS)])
+    aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))
+    aggregates.update(spark)
+    landed(tmp_path, "q-2", [process("c", 3 * HOUR_MS)])
+    aggregates.update(spark)
+    first = T0_MS // MINUTE_MS, "orders", "send", None, "delivery"
+    assert told(spark, aggregates)[first]["messages"] == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from operator import sub
 from typing import Any
@@ -17,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
+from duemq.protocol.due import DUE_MS_MAX
 from duemq.telemetry.light_spans import SendRows
 from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
@@ -59,8 +61,15 @@ _IMPLIED = frozenset(
     }
 )
 
-_INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
+_RANGES = {
+    "batch_count": range(2**31),
+    "sampled_count": range(2**31),
+    "due_ms": range(DUE_MS_MAX + 1),
+    "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
+    "attempt": range(-(2**31), 2**31),
+}
+"""What a reader takes for damage is beyond: it stays with the attributes without a column."""
 
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
@@ -157,7 +166,7 @@ def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
     for column, name in STRING_ATTRIBUTES.items():
         _put_strings(getattr(batch, column), _taken(rows, name, _is_string, ""))
     for column, name in INTEGER_ATTRIBUTES.items():
-        fits = _is_int32 if column == "attempt" else _is_int64
+        fits = partial(_is_integer, _RANGES.get(column, _INT64))
         _put_numbers(getattr(batch, column), _taken(rows, name, fits, 0))
     queues = _taken(rows, attribute.QUEUE, _is_queue, -1)
     if any(queue != -1 for queue in queues):
@@ -176,16 +185,12 @@ def _is_string(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_int32(value: Any) -> bool:
-    return type(value) is int and value in _INT32
-
-
-def _is_int64(value: Any) -> bool:
-    return type(value) is int and value in _INT64
+def _is_integer(allowed: range, value: Any) -> bool:
+    return type(value) is int and value in allowed
 
 
 def _is_queue(value: Any) -> bool:
-    return isinstance(value, str) and value.isascii() and value.isdigit() and int(value) in _INT32
+    return isinstance(value, str) and value.isascii() and value.isdigit() and int(value) < 2**31
 
 
 def _rest(row: Mapping[str, Any]) -> str:

@@ -206,16 +206,30 @@ class Aggregates:
 
 
 def affected(new: DataFrame, around: DataFrame) -> list[int]:
-    """The minutes, Unix µs, of all messages that `new` has spans of."""
-    ids = new.where(
+    """The minutes, Unix µs, of all messages that `new` changes.
+
+    A call beyond the horizon changes none.  Its message's minute would be computed of what is near
+    the call: too little.
+    """
+    known = new.where(
         F.col("message_id").isNotNull() & F.col("operation").isin("send", "process")
-    ).select("topic", "message_id")
-    minute = measures.expected_minute()
-    sends = between_ids(around.where(F.col("operation") == "send"), ids).select(
-        "topic", "message_id", minute.alias("minute_us")
+    ).select("topic", "message_id", "operation", F.unix_micros("start_ts").alias("start_us"))
+    sends = between_ids(around.where(F.col("operation") == "send"), known).select(
+        F.col("topic").alias("sent_topic"),
+        F.col("message_id").alias("sent_id"),
+        measures.expected_us().alias("expected_us"),
+        measures.expected_minute().alias("minute_us"),
     )
-    found = sends.join(ids.distinct(), ["topic", "message_id"], "left_semi")
-    rows = found.where(F.col("minute_us").isNotNull()).select("minute_us").distinct().toArrow()
+    changes = (
+        (F.col("sent_topic") == F.col("topic"))
+        & (F.col("sent_id") == F.col("message_id"))
+        & (
+            (F.col("operation") == "send")
+            | measures.in_time(F.col("start_us"), F.col("expected_us"))
+        )
+    )
+    found = sends.where(F.col("minute_us").isNotNull()).join(known, changes, "left_semi")
+    rows = found.select("minute_us").distinct().toArrow()
     return sorted(rows.column("minute_us").to_pylist())
 
 

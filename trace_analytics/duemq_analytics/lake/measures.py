@@ -152,6 +152,11 @@ def expected_us() -> Column:
     return F.greatest(sent, F.coalesce(F.col("due_ms") * _US_PER_MS, sent))
 
 
+def in_time(start_us: Column, expected_us: Column) -> Column:
+    """Whether a call counts for its message: within the horizon of when that was expected."""
+    return F.abs(start_us - expected_us) <= _HORIZON_US
+
+
 def expected_minute() -> Column:
     """The minute that a message's figures are of, from its send span; null: not looked after."""
     looked_after = expected_us() - F.unix_micros("start_ts") <= _HORIZON_US
@@ -212,7 +217,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
     of_the_message = (
         (F.col("topic") == F.col("called_topic"))
         & (F.col("message_id") == F.col("called_id"))
-        & (F.abs(F.col("start_us") - F.col("expected_us")) <= _HORIZON_US)
+        & in_time(F.col("start_us"), F.col("expected_us"))
     )
     return (
         grouped.join(calls, of_the_message, "left")

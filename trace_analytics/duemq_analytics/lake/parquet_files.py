@@ -58,8 +58,12 @@ class ParquetFile:
 
     def abandon(self) -> None:
         """It will not be there."""
-        self._writer.close()
-        self._hidden.unlink(missing_ok=True)
+        try:
+            self._writer.close()
+        except (OSError, pa.ArrowException):
+            pass  # it writes to the end of the file, and the disk may be full
+        finally:
+            self._hidden.unlink(missing_ok=True)
 
 
 def merged(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -154,8 +154,7 @@ class ParquetSpans:
     ) -> Compacted:
         """See SpanTable."""
         base = self._cleaned(self._base())
-        for unfinished in (self._lake / "spans").glob(f"*/*/.{_COMPACTED}*"):
-            unfinished.unlink(missing_ok=True)
+        self._drop_uncommitted(base.compactions + 1)
         batches = self.batches()
         newest = {_query(batch.key): batch.key for batch in batches}
         # The newest batch of a query may be written again after a crash.
@@ -179,6 +178,12 @@ class ParquetSpans:
         self._commits.put(_BASE, asdict(base))
         self._cleaned(base)
         return Compacted(len(before), len(after), len(expired))
+
+    def _drop_uncommitted(self, number: int) -> None:
+        """Files of a compaction that was killed before its commit, finished or not."""
+        for name in (f".{_COMPACTED}*", f"{_COMPACTED}-{number:010}-*.parquet"):
+            for path in (self._lake / "spans").glob(f"*/*/{name}"):
+                path.unlink(missing_ok=True)
 
     def _base(self) -> Base:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics import options
 from duemq_analytics.options import Options
 from duemq_analytics.source import messages_source, plan, schema, spans
-from duemq_analytics.source.client import QueueClient, Run
+from duemq_analytics.source.client import PULL_BYTES, QueueClient, Run
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column
 from duemq_analytics.source.stream_reader import RangePartition, RangeStreamReader
@@ -43,6 +44,10 @@ BATCH_ROWS = 10_000
 BATCH_BYTES = 64 * 1024 * 1024
 """The same in bytes, for rows that are large."""
 
+_MANY = BATCH_ROWS * PULL_BYTES // BATCH_BYTES
+"""A run is of one pull: where each has so many messages, a batch is full of rows before of bytes."""
+
+_body = attrgetter("body")
 _logger = logging.getLogger(__name__)
 
 
@@ -83,16 +88,18 @@ class MessageReader(RangeReader):
     """Reads messages as they are."""
 
     def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
-        """About BATCH_ROWS messages each."""
+        """About BATCH_ROWS messages each, or fewer with BATCH_BYTES in their bodies."""
         topic = self.settings.topic
         gathered: list[Run] = []
-        rows = 0
+        rows = size = 0
         for run in found:
             gathered.append(run)
             rows += len(run.records)
-            if rows >= BATCH_ROWS:
+            if len(run.records) < _MANY:
+                size += sum(map(len, map(_body, run.records)))
+            if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield messages_source.to_arrow(topic, piece, gathered, self.columns)
-                gathered, rows = [], 0
+                gathered, rows, size = [], 0, 0
         if gathered:
             yield messages_source.to_arrow(topic, piece, gathered, self.columns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,31 @@ def _constant(value: Callable[[str, QueueRange], Any]) -> Values:
 
 
 def _of_record(value: Callable[[Any], Any]) -> Values:
-    return lambda topic, source, runs: [value(record) for run in runs for record in run.records]
+    return lambda topic, source, runs: [each for run in runs for each in map(value, run.records)]
+
+
+def _field(name: str) -> Values:
+    return _of_record(attrgetter(name))
+
+
+def _field_or_null(name: str) -> Values:
+    field = attrgetter(name)
+    return lambda topic, source, runs: [
+        each or None for run in runs for each in map(field, run.records)
+    ]
+
+
+def _time(name: str) -> Values:
+    field = attrgetter(name)
+    return lambda topic, source, runs: [
+        each * _US_PER_MS or None for run in runs for each in map(field, run.records)
+    ]
+
+
+def _properties(record: Any) -> Sequence[tuple[str, str]]:
+    properties = record.properties
+    # Most messages have none, and asking for its items costs more than the rest of a record.
+    return sorted(properties.items()) if properties else ()
 
 
 def _count(runs: Sequence[Run]) -> int:
@@ -66,20 +91,20 @@ def _retry(record: Any) -> dict[str, Any] | None:
 
 
 _VALUES: Mapping[str, Values] = {
-    "message_id": _of_record(lambda record: record.message_id),
+    "message_id": _field("message_id"),
     "topic": _constant(lambda topic, source: topic),
     "broker": _constant(lambda topic, source: source.broker),
     "queue": _constant(lambda topic, source: source.queue),
     "offset": _offsets,
-    "key": _of_record(lambda record: record.key or None),
-    "tag": _of_record(lambda record: record.tag or None),
-    "ordering_key": _of_record(lambda record: record.ordering_key or None),
-    "body": _of_record(lambda record: record.body),
-    "properties": _of_record(lambda record: sorted(record.properties.items())),
-    "born_ts": _of_record(lambda record: record.born_ms * _US_PER_MS or None),
+    "key": _field_or_null("key"),
+    "tag": _field_or_null("tag"),
+    "ordering_key": _field_or_null("ordering_key"),
+    "body": _field("body"),
+    "properties": _of_record(_properties),
+    "born_ts": _time("born_ms"),
     "store_ts": _store_times,
-    "due_ts": _of_record(lambda record: record.due_ms * _US_PER_MS or None),
-    "attempt": _of_record(lambda record: record.attempt),
+    "due_ts": _time("due_ms"),
+    "attempt": _field("attempt"),
     "retry": _of_record(_retry),
-    "timer_key": _of_record(lambda record: record.timer_key or None),
+    "timer_key": _field_or_null("timer_key"),
 }

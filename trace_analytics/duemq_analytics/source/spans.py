@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from operator import not_
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
 from duemq.errors import Corrupt
+from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 from duemq_analytics.source import packed
 from duemq_analytics.source.plan import QueueRange
@@ -30,6 +32,15 @@ SPANS_MAX = 65_536
 
 TEXT_MAX = 64 * 1024 * 1024
 """Characters in one column of a batch.  A dictionary can claim any number in few bytes."""
+
+RANGES: Mapping[str, range] = {
+    "batch_count": range(2**31),
+    "sampled_count": range(2**31),
+    "due_ms": range(DUE_MS_MAX + 1),
+    "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
+}
+"""What is beyond is damage: Spark ends a job whose sums overflow, and times end with the year 9999.
+Writers keep to it (duemq/telemetry/columns.py)."""
 
 _TRACE_ID_BYTES = 16
 _SPAN_ID_BYTES = 8
@@ -125,8 +136,7 @@ def _strings(column: StringColumn, rows: int) -> pa.Array:
     _require_bounded(values, indexes)
     empty = None
     if "" in values:
-        (places,) = np.nonzero([not value for value in values])
-        empty = np.isin(indexes, places)
+        empty = np.fromiter(map(not_, values), bool, len(values))[indexes]
     return pa.DictionaryArray.from_arrays(
         pa.array(indexes, mask=empty), pa.array(values, pa.string())
     )
@@ -153,6 +163,11 @@ def _numbers(owner: SpanBatch | StringColumn, name: str, rows: int, dtype: Any) 
     most = _MOST[dtype]
     if found.dtype == np.uint64 and int(found.max()) > most:  # unsigned on the wire only
         raise ValueError(f"a number beyond {most}: {found.max()}")
+    if allowed := RANGES.get(name):
+        low, high = int(found.min()), int(found.max())
+        if low < allowed[0] or high > allowed[-1]:
+            wrong = high if high > allowed[-1] else low
+            raise ValueError(f"{wrong} is not between {allowed[0]} and {allowed[-1]}")
     return found.astype(dtype)
 
 

@@ -95,6 +95,22 @@ def test_a_task_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    close, full = parquet.ParquetWriter.close, [True]
+
+    def footer(writer):
+        if full:
+            raise OSError(28, "No space left on device")
+        close(writer)
+
+    monkeypatch.setattr(parquet.ParquetWriter, "close", footer)
+    with pytest.raises(OSError, match="No space left") as refused:
+        written(tmp_path, body(T0_NS, T0_NS + HOUR_NS), b"\xff")
+    assert files(tmp_path) == []
+    full.clear()  # its writers end with the error
+    del refused
+
+
 def test_hours_have_names():
     assert hour_folder(0) == "date=1970-01-01/hour=00"
     assert hour_folder(2**63 // 3_600).startswith("date=9999-12-31/")
