@@ -364,9 +364,7 @@ class Client:
         async def at(broker: Broker) -> str:
             await self.call(
                 lambda: self.broker(broker.name).address,
-                lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
-                    request, timeout=left_s
-                ),
+                admin_pb2_grpc.BrokerAdminStub.ask("CreateTopic", request),
                 deadline - time.monotonic(),
             )
             return broker.name

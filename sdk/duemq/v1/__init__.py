@@ -43,3 +43,8 @@ class Stub:
         )
         setattr(self, name, made)
         return made
+
+    @classmethod
+    def ask(cls, name: str, request: Any) -> Any:
+        """The call of a method with one request and one answer, of a channel and seconds."""
+        return lambda channel, left_s: getattr(cls(channel), name)(request, timeout=left_s)
