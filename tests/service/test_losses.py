@@ -176,6 +176,37 @@ async def test_on_error_is_told_of_each_and_close_does_not_raise(cluster):
     assert told == [(each.message_id, Closed) for each in pending]
 
 
+async def test_on_error_cannot_close_a_blocking_producer_which_goes_on(cluster, caplog):
+    loop, brokers = asyncio.get_running_loop(), cluster.brokers
+
+    def program():
+        told = []
+
+        def give_up(receipt, error):
+            told.append(error)
+            producer.close()
+
+        settings = ProducerSettings(send_timeout_s=0.2, close_timeout_s=0.2)
+        producer = duemq.Producer(cluster.nameserver, on_error=give_up, settings=settings)
+        producer.send("t", b"x")
+        asyncio.run_coroutine_threadsafe(go_away(cluster), loop).result(30)
+        with pytest.raises(Timeout):
+            # Later than the first one's, so that this thread goes on when that is told.
+            [producer.submit("t", b"lost"), producer.submit("t", b"y")][1].result(30)
+        for broker in brokers.values():
+            asyncio.run_coroutine_threadsafe(broker.start(), loop).result(30)
+        while True:
+            try:
+                return told, producer.send("t", b"z"), producer.close()
+            except Timeout:
+                continue
+
+    told, receipt, _ = await asyncio.to_thread(program)
+    assert [type(error) for error in told][0] is Timeout
+    assert receipt.broker == "a"
+    assert any("on_error failed" in line for line in errors_in(caplog))
+
+
 async def test_a_deadline_that_passes_is_told(cluster):
     told = asyncio.get_running_loop().create_future()
     settings = ProducerSettings(close_timeout_s=0.1)

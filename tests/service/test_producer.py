@@ -20,8 +20,8 @@ from duemq.errors import (
 from duemq.message import Outgoing
 from duemq.producing.intake import EARLY_BATCHES_MAX
 from duemq.settings import ClientSettings, ProducerSettings
-from duemq.v1 import error_pb2
-from tests.service.fake_cluster import STORE_MS, FakeCluster, refusal
+from duemq.v1 import admin_pb2, error_pb2
+from tests.service.fake_cluster import STORE_MS, FakeBroker, FakeCluster, refusal
 from tests.service.running_cluster import WAIT_S, until
 
 QUICK = ProducerSettings(send_timeout_s=0.3, close_timeout_s=0.3)
@@ -504,6 +504,40 @@ async def test_a_broker_that_does_not_answer_does_not_hold_up_a_new_topic(two):
     await two.brokers["a"].stop()
     async with aio.Producer(two.nameserver) as producer:
         assert (await producer.send("new", b"x")).broker == "b"
+
+
+async def test_closing_while_a_topic_is_made_is_an_error_and_no_cancellation(monkeypatch):
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def slow(broker, request, context):
+        asked.set()
+        await answered.wait()
+        return admin_pb2.CreateTopicResponse()
+
+    monkeypatch.setattr(FakeBroker, "CreateTopic", slow)
+    cluster = FakeCluster()
+    await cluster.start("a")
+    producer = aio.Producer(cluster.nameserver, settings=QUICK)
+    await producer.start()
+    sending = asyncio.create_task(producer.send("new", b"x"))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await producer.close()
+    with pytest.raises(Closed):
+        await sending
+    answered.set()
+    await cluster.stop()
+
+
+async def test_a_start_that_failed_may_be_tried_again(cluster):
+    soon = replace(QUICK, send_timeout_s=20, client=ClientSettings(connect_timeout_s=0.2))
+    producer = aio.Producer("127.0.0.1:1", settings=soon)
+    with pytest.raises(Unavailable):
+        await producer.start()
+    producer._client.nameservers = (cluster.nameserver,)  # as if one listened there by now
+    producer._client.settings = ClientSettings()
+    await asyncio.gather(producer.start(), producer.start())
+    assert (await producer.send("t", b"x")).broker == "a"
+    await producer.close()
 
 
 async def test_the_first_messages_of_a_key_go_where_the_later_ones_go(two):

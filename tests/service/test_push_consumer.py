@@ -752,7 +752,14 @@ async def test_without_a_nameserver_start_fails() -> None:
     consumer._client.settings = type(consumer._client.settings)(connect_timeout_s=0.2)
     with pytest.raises(Unavailable):
         await consumer.start()
+    with pytest.raises(Closed):
+        await asyncio.wait_for(consumer.run(), 30)
     await consumer.close()
+    blocking = duemq.PushConsumer("g", "t", print, nameserver="127.0.0.1:1")
+    blocking._consumer._client.settings = consumer._client.settings
+    for error in (Unavailable, Closed):
+        with pytest.raises(error):
+            await asyncio.to_thread(blocking.run)
 
 
 async def test_what_the_group_refuses_start_raises(cluster, topic, consumers) -> None:

@@ -54,7 +54,7 @@ class Admin(
         self._timer_calls = TimerCalls(self._client)
 
     async def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers."""
+        """Connects.  Raises Unavailable if no nameserver answers: it may be tried again."""
         await self._client.start()
         self._timer_calls.start()
 

@@ -86,9 +86,7 @@ async def messages_at(
     while True:
         answer = await asker.at(
             broker,
-            lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(to).FindMessages(
-                step, timeout=left_s
-            ),
+            message_admin_pb2_grpc.MessageAdminStub.ask("FindMessages", step),
             max(0.001, min(asker.timeout_s, deadline - time.monotonic())),
         )
         for found in answer.messages:

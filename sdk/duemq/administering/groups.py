@@ -56,9 +56,7 @@ class Groups(Asking):
         `partial` is the list, if a broker is away.
         """
         answers = await self._asker.each(
-            lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).ListGroups(
-                group_pb2.ListGroupsRequest(), timeout=left_s
-            )
+            group_pb2_grpc.GroupCoordinatorStub.ask("ListGroups", group_pb2.ListGroupsRequest())
         )
         found: dict[str, GroupSummary] = {}
         for broker, answer in answers.by_broker.items():
@@ -101,9 +99,7 @@ class Groups(Asking):
     ) -> Answers[group_admin_pb2.GroupProgress]:
         request = group_admin_pb2.DescribeProgressRequest(group=name)
         return await self._asker.each(
-            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DescribeProgress(
-                request, timeout=left_s
-            ),
+            group_admin_pb2_grpc.GroupAdminStub.ask("DescribeProgress", request),
             (GroupNotFound,),
             timeout_s,
         )
@@ -120,9 +116,7 @@ class Groups(Asking):
         view_of = group_pb2.DescribeGroupRequest(group=name)
         views, progress = await asyncio.gather(
             self._asker.each(
-                lambda to, left_s: group_pb2_grpc.GroupCoordinatorStub(to).DescribeGroup(
-                    view_of, timeout=left_s
-                ),
+                group_pb2_grpc.GroupCoordinatorStub.ask("DescribeGroup", view_of),
                 (GroupNotFound,),
                 timeout_s,
             ),
@@ -154,9 +148,7 @@ class Groups(Asking):
         policy = policy_of(retries_max, retry_delays, exponential)
         request = group_admin_pb2.PutGroupRequest(group=retry_policies.config_of(name, policy))
         answers = await self._asker.each(
-            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).PutGroup(
-                request, timeout=left_s
-            ),
+            group_admin_pb2_grpc.GroupAdminStub.ask("PutGroup", request),
             timeout_s=self._asker.timeout_s,
         )
         refuse_missing(answers.missing, _done(answers.by_broker, "have the settings"))
@@ -179,9 +171,7 @@ class Groups(Asking):
             )
         request = group_admin_pb2.DeleteGroupRequest(group=name)
         answers = await self._asker.each(
-            lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).DeleteGroup(
-                request, timeout=left_s
-            ),
+            group_admin_pb2_grpc.GroupAdminStub.ask("DeleteGroup", request),
             (GroupNotFound,),  # also when it was deleted and the answer was lost
             self._asker.timeout_s,
         )
@@ -226,9 +216,7 @@ class Groups(Asking):
             made.CopyFrom(request)
             made.dry_run = dry
             made.queue_ids.extend(wanted.get(broker, ()))
-            return lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).ResetOffsets(
-                made, timeout=left_s
-            )
+            return group_admin_pb2_grpc.GroupAdminStub.ask("ResetOffsets", made)
 
         return await self._move(brokers, method, (TopicNotFound,), dry_run, topic, away)
 
@@ -271,9 +259,7 @@ class Groups(Asking):
             request = group_admin_pb2.CloneOffsetsRequest(
                 group=group, to_group=to_group, topic=topic or "", dry_run=dry
             )
-            return lambda to, left_s: group_admin_pb2_grpc.GroupAdminStub(to).CloneOffsets(
-                request, timeout=left_s
-            )
+            return group_admin_pb2_grpc.GroupAdminStub.ask("CloneOffsets", request)
 
         # A broker may have no offset of the group, or nothing of the topic.
         return await self._move(

@@ -178,9 +178,9 @@ class Messages(Asking):
         )
         answers = await self._asker.gather(
             {
-                message.broker: lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(
-                    to
-                ).DescribeDelivery(request, timeout=left_s)
+                message.broker: message_admin_pb2_grpc.MessageAdminStub.ask(
+                    "DescribeDelivery", request
+                )
             },
             (OffsetOutOfRange, TopicNotFound),  # retention or a delete was faster
             self._asker.timeout_s,
@@ -208,11 +208,7 @@ class Messages(Asking):
         `groups`: those that may have sent it back, None: any.
         """
         request = admin_pb2.ListTopicsRequest(system=True)
-        answers = await self._asker.each(
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
-                request, timeout=left_s
-            )
-        )
+        answers = await self._asker.each(admin_pb2_grpc.BrokerAdminStub.ask("ListTopics", request))
         missing += answers.missing
         served: defaultdict[str, list[str]] = defaultdict(list)
         for broker, answer in answers.by_broker.items():

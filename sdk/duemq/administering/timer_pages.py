@@ -140,7 +140,7 @@ class _Listing:
         while not self.timers and not self._over:
             page = await self._admin._ask_or_miss(
                 self._shard,
-                lambda to, left_s: Stub(to).ListTimers(self._request, timeout=left_s),
+                Stub.ask("ListTimers", self._request),
                 self._missing,
             )
             if page is None:

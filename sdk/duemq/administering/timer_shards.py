@@ -32,9 +32,7 @@ class TimerShards(Asking):
     async def _owners(self) -> tuple[list[TimerOwner], Sequence[MissingBroker]]:
         request = timer_admin_pb2.ListTimerOwnersRequest()
         answers = await self._asker.each(
-            lambda to, left_s: timer_admin_pb2_grpc.TimerAdminStub(to).ListTimerOwners(
-                request, timeout=left_s
-            )
+            timer_admin_pb2_grpc.TimerAdminStub.ask("ListTimerOwners", request)
         )
         found = [
             _owner(broker, queue)

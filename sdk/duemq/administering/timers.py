@@ -24,9 +24,7 @@ class Timers(AskingShards):
         others.
         """
         request = timer_inspector_pb2.CountTimersRequest(topic=topic or "")
-        answers, missing = await self._each_shard(
-            lambda to, left_s: Stub(to).CountTimers(request, timeout=left_s)
-        )
+        answers, missing = await self._each_shard(Stub.ask("CountTimers", request))
         found = {topic: TimerCount(topic)} if topic else {}
         for answer in answers:
             for each in answer.topics:
@@ -43,7 +41,7 @@ class Timers(AskingShards):
         """
         request = timer_inspector_pb2.GetHistogramRequest(topic=topic or "", at_ms=self._now_ms())
         answers, missing = await self._each_shard(
-            lambda to, left_s: Stub(to).GetHistogram(request, timeout=left_s),
+            Stub.ask("GetHistogram", request),
             self._asker.timeout_s,  # the first one reads what there is of each timer
         )
         buckets = _joined(answers)

@@ -51,9 +51,7 @@ class Topics(Asking):
         request = admin_pb2.CreateTopicRequest(topic=config)
         made, away = await self._done(
             names,
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
-                request, timeout=left_s
-            ),
+            admin_pb2_grpc.BrokerAdminStub.ask("CreateTopic", request),
             TopicExists,
         )
         refuse_missing(list(away.values()), _again("create", made))
@@ -116,9 +114,7 @@ class Topics(Asking):
         request = admin_pb2.DeleteTopicRequest(name=name)
         deleted, away = await self._done(
             [broker.name for broker in self._asker.brokers()],
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DeleteTopic(
-                request, timeout=left_s
-            ),
+            admin_pb2_grpc.BrokerAdminStub.ask("DeleteTopic", request),
             TopicNotFound,
         )
         away |= {each.name: each for each in self._client.missing}
@@ -168,9 +164,7 @@ class Topics(Asking):
     @staticmethod
     def _purging(name: str, cuts: list[admin_pb2.QueueCut]) -> Method[admin_pb2.TopicDescription]:
         request = admin_pb2.PurgeTopicRequest(name=name, cuts=cuts)
-        return lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).PurgeTopic(
-            request, timeout=left_s
-        )
+        return admin_pb2_grpc.BrokerAdminStub.ask("PurgeTopic", request)
 
     async def topics(self, *, system: bool = False) -> list[TopicSummary]:
         """All topics, sorted by name.  `system`: with those of DueMQ itself.
@@ -185,11 +179,7 @@ class Topics(Asking):
         self, *, system: bool
     ) -> tuple[list[TopicSummary], tuple[MissingBroker, ...]]:
         request = admin_pb2.ListTopicsRequest(system=system)
-        answers = await self._asker.each(
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).ListTopics(
-                request, timeout=left_s
-            )
-        )
+        answers = await self._asker.each(admin_pb2_grpc.BrokerAdminStub.ask("ListTopics", request))
         found: defaultdict[str, dict[str, admin_pb2.TopicConfig]] = defaultdict(dict)
         for broker, answer in answers.by_broker.items():
             for config in answer.topics:
@@ -213,9 +203,7 @@ class Topics(Asking):
         """
         request = admin_pb2.DescribeTopicRequest(name=name)
         asked = await self._asker.each(
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DescribeTopic(
-                request, timeout=left_s
-            ),
+            admin_pb2_grpc.BrokerAdminStub.ask("DescribeTopic", request),
             (TopicNotFound,),
         )
         answers = asked.by_broker

@@ -133,9 +133,9 @@ class PushConsumer(AsyncClient):
         if self._ended is not None:
             raise Closed("a consumer is started once")
         ended = self._ended = asyncio.get_running_loop().create_future()
-        await self._client.start()
         limit_s = self.settings.start_timeout_s
         try:
+            await self._client.start()
             if self._broadcast:  # there is no group that would refuse them
                 await check_filters(self._client, self.group, self._filters)
             share = self._share = self._new_share()
@@ -143,12 +143,13 @@ class PushConsumer(AsyncClient):
             self._member = self._spawn(self._stay_member(share, ended))
             async with asyncio.timeout(limit_s):
                 await first_of(share.joined.wait(), _outcome(ended))
-        except TimeoutError:
+        except BaseException as error:
             text = self._not_joined(limit_s)
+            if not ended.done():  # else `run` raises that
+                ended.set_exception(Closed("the consumer was not started: make another one"))
             await self.close()
-            raise Timeout(text, limit=limit_s) from None
-        except BaseException:
-            await self.close()
+            if isinstance(error, TimeoutError):
+                raise Timeout(text, limit=limit_s) from None
             raise
 
     def _not_joined(self, limit_s: float) -> str:

@@ -181,8 +181,11 @@ class Producer(Face):
         anything submitted was not stored, then or before, and nobody was told: its `result` was not
         asked for, and there is no `on_error`.
         """
-        _open_producers.discard(self)
-        self._hosted.close()
+        try:
+            self._hosted.close()
+        finally:
+            if self._hosted.closed:
+                _open_producers.discard(self)
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         try:

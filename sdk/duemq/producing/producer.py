@@ -69,10 +69,12 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self._losses = Losses(PendingReceipt, on_error)
 
     async def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers."""
+        """Connects.  Raises Unavailable if no nameserver answers: it may be tried again."""
         if self._sender is not None or self._closed:
             return
         await self._client.start()
+        if self._sender is not None or self._closed:
+            return  # meanwhile
         self._timer_calls.start()
         settings = self._settings
         loop, blocking = asyncio.get_running_loop(), self._blocking

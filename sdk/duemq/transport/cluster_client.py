@@ -113,16 +113,22 @@ class Client:
 
         Raises Unavailable if no nameserver answers in `connect_timeout_s`, InvalidArgument as soon
         as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
-        Raises Closed in a process that was forked after its parent had clients.
+        Raises Closed in a process that was forked after its parent had clients.  May be called
+        again after an error; whoever calls it beside another waits for the same.
         """
         channel.check_fork()
-        self._watcher = RouteWatcher(self.nameservers, self._routes)
-        self._watcher.on_change(self._routes_changed)
-        self._watcher.start()
+        self._check_open()
+        watcher = self._watcher
+        if watcher is None:
+            watcher = self._watcher = RouteWatcher(self.nameservers, self._routes)
+            watcher.on_change(self._routes_changed)
+            watcher.start()
         try:
-            await self._connected(self._watcher, self.settings.connect_timeout_s)
+            await self._connected(watcher, self.settings.connect_timeout_s)
         except BaseException:
-            await self.close()
+            if self._watcher is watcher:
+                self._watcher = None
+            await watcher.stop()
             raise
 
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
@@ -174,6 +180,10 @@ class Client:
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(each.close() for each in channels), *self._closing)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the client is closed")
+
     @property
     def routes(self) -> RouteCache:
         """What is known; changes as nameservers push."""
@@ -219,8 +229,7 @@ class Client:
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`, shared; connects with the first call."""
-        if self._closed:
-            raise Closed("the client is closed")
+        self._check_open()
         found = self._channels.get(address)
         if found is None:
             found = self._channels[address] = channel.connect(address)
@@ -337,7 +346,13 @@ class Client:
             task = asyncio.create_task(self._create(topic, timeout_s), name=f"create {topic}")
             self._creating[topic] = task
             task.add_done_callback(lambda _: self._creating.pop(topic, None))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                self._check_open()  # it was `close`
+            raise
 
     async def _create(self, topic: str, timeout_s: float) -> frozenset[str]:
         deadline = time.monotonic() + timeout_s
@@ -349,9 +364,7 @@ class Client:
         async def at(broker: Broker) -> str:
             await self.call(
                 lambda: self.broker(broker.name).address,
-                lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).CreateTopic(
-                    request, timeout=left_s
-                ),
+                admin_pb2_grpc.BrokerAdminStub.ask("CreateTopic", request),
                 deadline - time.monotonic(),
             )
             return broker.name

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from duemq.errors import Closed, Timeout
 from duemq.transport import channel
@@ -84,10 +84,14 @@ class LoopThread:
 
         Raises Timeout, and cancels it, after `timeout_s`; Closed if the loop ends meanwhile.
         """
-        if self.foreign or self.inside or not self._thread.is_alive():
+        future: Future[T] | None = None
+        if not (self.foreign or self.inside):
+            with LoopThread._lock:  # a call that came after the loop's end would wait for ever
+                if self._users and self._thread.is_alive():
+                    future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        if future is None:
             coroutine.close()
-            self._refuse()
-        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+            self.refuse()
         try:
             return future.result(timeout_s)
         except FutureTimeoutError:
@@ -101,7 +105,8 @@ class LoopThread:
             future.cancel()
             raise
 
-    def _refuse(self) -> None:
+    def refuse(self) -> NoReturn:
+        """Raises what is wrong with a call from here."""
         if self.foreign:
             raise Closed(f"this client belongs to the parent process: {channel.FORK_REMEDY}")
         if self.inside:
@@ -160,6 +165,8 @@ class Hosted:
             thread = self._thread
             if thread is None or self.closed:
                 return
+            if thread.inside:  # of a callback: it stays open, and is to be closed elsewhere
+                thread.refuse()
             self.closed = True
         if thread.foreign:
             return

@@ -1,1 +1,50 @@
-"""Generated from protos/: the wire contract, package duemq.v1."""
+"""Generated from protos/, but for this file: the wire contract, package duemq.v1."""
+
+from typing import Any
+
+from google.protobuf import descriptor_pool
+from google.protobuf.internal import builder
+from google.protobuf.message_factory import GetMessageClass
+
+
+def build(serialized: bytes, module: dict[str, Any]) -> None:
+    """Puts the messages of a described file, and its DESCRIPTOR, into a module's names."""
+    described = descriptor_pool.Default().AddSerializedFile(serialized)
+    module["DESCRIPTOR"] = described
+    builder.BuildMessageAndEnumDescriptors(described, module)
+    builder.BuildTopDescriptorsAndMessages(described, module["__name__"], module)
+
+
+class Stub:
+    """A service as its clients call it: `stub.Method(request, timeout=…)`, or a stream's method.
+
+    Each method is made of its descriptor when it is first asked for: most stubs are for one call.
+    """
+
+    service: Any
+    """Its descriptor."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        method = self.service.methods_by_name.get(name)
+        if method is None:
+            raise AttributeError(f"{self.service.full_name} has no method {name}")
+        kinds = [
+            "stream" if streams else "unary"
+            for streams in (method.client_streaming, method.server_streaming)
+        ]
+        made = getattr(self._channel, "_".join(kinds))(
+            f"/{self.service.full_name}/{name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+            _registered_method=True,
+        )
+        setattr(self, name, made)
+        return made
+
+    @classmethod
+    def ask(cls, name: str, request: Any) -> Any:
+        """The call of a method with one request and one answer, of a channel and seconds."""
+        return lambda channel, left_s: getattr(cls(channel), name)(request, timeout=left_s)

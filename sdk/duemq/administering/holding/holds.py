@@ -40,7 +40,7 @@ class TimerHolds(AskingShards):
             topic=topic, key_prefix=key_prefix, dry_run=dry_run
         )
         answers, missing = await self._each_shard(
-            lambda to, left_s: Stub(to).HoldTimers(request, timeout=left_s), CHANGED_TIMEOUT_S
+            Stub.ask("HoldTimers", request), CHANGED_TIMEOUT_S
         )
         held = _sum(answers)
         refuse_missing(missing, partial=held)
@@ -76,7 +76,7 @@ class TimerHolds(AskingShards):
             older_than_ms=older_ms,
         )
         answers, missing = await self._each_shard(
-            lambda to, left_s: Stub(to).ResumeTimers(request, timeout=left_s), CHANGED_TIMEOUT_S
+            Stub.ask("ResumeTimers", request), CHANGED_TIMEOUT_S
         )
         held = _sum(answers)
         refuse_missing(missing, partial=held)
@@ -89,7 +89,7 @@ class TimerHolds(AskingShards):
         """
         request = timer_holds_pb2.ListTimerHoldsRequest()
         answers, missing = await self._each_shard(
-            lambda to, left_s: Stub(to).ListTimerHolds(request, timeout=left_s),
+            Stub.ask("ListTimerHolds", request),
             SHOWN_WITHOUT_TIMEOUT_S,
         )
         holds: dict[tuple[str, str], TimerHold] = {}

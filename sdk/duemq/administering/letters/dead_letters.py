@@ -213,9 +213,7 @@ class DeadLetters(Topics, Groups):
         """Broker → queue → offset past its last dead letter; and who does not answer."""
         request = admin_pb2.DescribeTopicRequest(name=dead_letter_topic(group))
         answers = await self._asker.each(
-            lambda to, left_s: admin_pb2_grpc.BrokerAdminStub(to).DescribeTopic(
-                request, timeout=left_s
-            ),
+            admin_pb2_grpc.BrokerAdminStub.ask("DescribeTopic", request),
             (TopicNotFound,),
         )
         if not answers.by_broker and not answers.missing:
@@ -288,9 +286,7 @@ class DeadLetters(Topics, Groups):
         group: str, queue: int, offsets: list[int]
     ) -> Method[message_admin_pb2.MarkResentResponse]:
         request = message_admin_pb2.MarkResentRequest(group=group, queue_id=queue, offsets=offsets)
-        return lambda to, left_s: message_admin_pb2_grpc.MessageAdminStub(to).MarkResent(
-            request, timeout=left_s
-        )
+        return message_admin_pb2_grpc.MessageAdminStub.ask("MarkResent", request)
 
     async def _submit(
         self,

@@ -85,19 +85,13 @@ class Schedules(AskingShards):
             checks.whole("count", count, 1, 1 << 53)
             spec.count = count
         request = schedule_pb2.PutScheduleRequest(name=name, spec=spec, if_absent=if_absent)
-        answer = await self._at_shard_of(
-            name, lambda to, left_s: Stub(to).PutSchedule(request, timeout=left_s)
-        )
+        answer = await self._at_shard_of(name, Stub.ask("PutSchedule", request))
         return _OUTCOMES[answer.outcome], _schedule(answer.schedule)
 
     async def schedule(self, name: str) -> Schedule:
         """A schedule as it is now.  Raises ScheduleNotFound, InvalidArgument, Unavailable."""
         request = schedule_pb2.GetScheduleRequest(name=name)
-        return _schedule(
-            await self._at_shard_of(
-                name, lambda to, left_s: Stub(to).GetSchedule(request, timeout=left_s)
-            )
-        )
+        return _schedule(await self._at_shard_of(name, Stub.ask("GetSchedule", request)))
 
     async def schedules(self) -> list[Schedule]:
         """All schedules, by name.
@@ -118,9 +112,7 @@ class Schedules(AskingShards):
         """
         checks.whole("count", count, 1, NEXT_MAX)
         request = schedule_pb2.NextOccurrencesRequest(name=name, count=count)
-        answer = await self._at_shard_of(
-            name, lambda to, left_s: Stub(to).NextOccurrences(request, timeout=left_s)
-        )
+        answer = await self._at_shard_of(name, Stub.ask("NextOccurrences", request))
         return [Occurrence(each.at_ms, each.due_ms) for each in answer.occurrences]
 
     async def pause_schedule(self, name: str) -> Schedule:
@@ -129,11 +121,7 @@ class Schedules(AskingShards):
         What was sent by then stays sent.  Raises ScheduleNotFound, Unavailable.
         """
         request = schedule_pb2.PauseScheduleRequest(name=name)
-        return _schedule(
-            await self._at_shard_of(
-                name, lambda to, left_s: Stub(to).PauseSchedule(request, timeout=left_s)
-            )
-        )
+        return _schedule(await self._at_shard_of(name, Stub.ask("PauseSchedule", request)))
 
     async def resume_schedule(self, name: str, *, catch_up: str | None = None) -> Schedule:
         """It goes on; `catch_up`: of what was missed, in place of its own policy.
@@ -143,11 +131,7 @@ class Schedules(AskingShards):
         request = schedule_pb2.ResumeScheduleRequest(name=name)
         if catch_up is not None:
             request.catch_up = _number("catch_up", catch_up, CatchUp, _CATCH_UP)  # type: ignore[assignment]
-        return _schedule(
-            await self._at_shard_of(
-                name, lambda to, left_s: Stub(to).ResumeSchedule(request, timeout=left_s)
-            )
-        )
+        return _schedule(await self._at_shard_of(name, Stub.ask("ResumeSchedule", request)))
 
     async def delete_schedule(self, name: str) -> bool:
         """It is gone, and what waits of it; False: there was none, or this was asked before.
@@ -155,9 +139,7 @@ class Schedules(AskingShards):
         Raises InvalidArgument, Unavailable.
         """
         request = schedule_pb2.DeleteScheduleRequest(name=name)
-        answer = await self._at_shard_of(
-            name, lambda to, left_s: Stub(to).DeleteSchedule(request, timeout=left_s)
-        )
+        answer = await self._at_shard_of(name, Stub.ask("DeleteSchedule", request))
         return answer.deleted
 
     async def _at_shard_of(self, name: str, method: Method[T]) -> T:
@@ -181,7 +163,7 @@ class _Listing:
         while True:
             page = await self._admin._ask_or_miss(
                 self._shard,
-                lambda to, left_s: Stub(to).ListSchedules(request, timeout=left_s),
+                Stub.ask("ListSchedules", request),
                 self._missing,
             )
             if page is None:

@@ -1,6 +1,8 @@
 import asyncio
 import threading
 
+import pytest
+
 from duemq.errors import Closed
 from duemq.transport.loop_thread import LoopThread
 
@@ -24,3 +26,46 @@ def test_a_call_that_the_end_of_the_loop_interrupts_raises_closed() -> None:
     thread.release()
     caller.join(30)
     assert [type(error) for error in raised] == [Closed]
+
+
+def test_a_call_that_comes_as_the_loop_ends_raises_closed() -> None:
+    thread, running, ending = LoopThread.acquire(), threading.Event(), threading.Event()
+    refused = threading.Event()
+
+    async def ends_late() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            refused.wait(5)
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        ending.wait(30)
+        with pytest.raises(Closed):
+            thread.run(forever())
+        refused.set()
+
+    first = threading.Thread(target=lambda: pytest.raises(Closed, thread.run, ends_late()))
+    second = threading.Thread(target=call, daemon=True)
+    first.start()
+    second.start()
+    assert running.wait(30)
+    thread.release()
+    first.join(30)
+    second.join(30)
+    assert refused.is_set()
+
+
+def test_a_call_that_comes_after_the_loop_ended_raises_closed() -> None:
+    thread = LoopThread.acquire()
+    thread.release()
+
+    async def nothing() -> None:
+        pass
+
+    with pytest.raises(Closed):
+        thread.run(nothing())
