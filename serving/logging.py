@@ -29,7 +29,8 @@ class OnceAMinute(logging.Filter):
         if not record.name.startswith(self._prefix):
             return True
         kind = (record.name, str(record.msg)[:100])
-        if record.created - self._last_s.get(kind, 0.0) < 60:
+        ago_s = record.created - self._last_s.get(kind, 0.0)
+        if 0 <= ago_s < 60:  # less than 0: the clock was set back
             return False
         if len(self._last_s) >= KINDS_MAX:
             self._last_s.clear()

@@ -105,10 +105,14 @@ class MetricsPage:
     """Serves a registry at http://HOST:PORT/metrics from a thread."""
 
     def __init__(self, registry: CollectorRegistry, listen: str) -> None:
+        """Raises OSError if the address cannot be had."""
         host, port = check_address("metrics_listen", listen, port_min=0)
         self._server: WSGIServer
         self._thread: threading.Thread
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise OSError(f"metrics_listen: cannot listen on {listen}: {error}") from error
         self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
         self.address = f"{host}:{self._server.server_port}"
 

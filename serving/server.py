@@ -128,15 +128,19 @@ class Server:
             add_service(self._server, service, servicer, unsent=self.unsent)
         for name in self._services:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._bind()
-        await self._server.start()
+        if self._settings.metrics_listen:
+            self._page = MetricsPage(self.registry, self._settings.metrics_listen)
+            self.metrics_address = self._page.address
+        try:
+            self._bind()
+            await self._server.start()
+        except BaseException:
+            await self._close_page()
+            raise
         self._watching = [
             asyncio.create_task(self._watch_unsent(), name="unsent answers"),
             asyncio.create_task(memory.watch(), name="spare memory"),
         ]
-        if self._settings.metrics_listen:
-            self._page = MetricsPage(self.registry, self._settings.metrics_listen)
-            self.metrics_address = self._page.address
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         log.info("listening on %s, advertised as %s", self.address, self.advertised)
         if announced:
@@ -178,8 +182,12 @@ class Server:
         await self._server.stop(self._settings.drain_timeout)
         for task in self._watching:
             task.cancel()
+        await self._close_page()
+
+    async def _close_page(self) -> None:
         if self._page is not None:
             await asyncio.to_thread(self._page.close)
+            self._page = None
 
     async def _watch_unsent(self) -> None:
         """Cuts off who does not read; for ever."""

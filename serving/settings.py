@@ -15,6 +15,7 @@ and the limit.
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -194,7 +195,11 @@ def check_name(field: str, name: str) -> None:
 
 def duration(text: str | float) -> float:
     """Seconds from `10`, `"500ms"`, `"10s"`, `"5m"`, `"1h"` or `"3d"`; raises ValueError."""
-    if isinstance(text, int | float) and not isinstance(text, bool):
+    if (
+        isinstance(text, int | float)
+        and not isinstance(text, bool)
+        and abs(text) <= sys.float_info.max  # TOML knows inf and nan
+    ):
         return float(text)
     return _amount(text, _SECONDS, "a duration such as 500ms, 10s, 5m, 1h or 3d")
 
@@ -213,7 +218,10 @@ def _amount(text: object, units: Mapping[str, float], expected: str) -> float:
     match = _AMOUNT.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2] not in units:
         raise ValueError(expected)
-    return float(match[1]) * units[match[2]]
+    amount = float(match[1]) * units[match[2]]
+    if not math.isfinite(amount):
+        raise ValueError(expected)
+    return amount
 
 
 def _range(lowest: float | None, highest: float | None) -> str:

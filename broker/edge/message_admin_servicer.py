@@ -95,7 +95,7 @@ class MessageAdminServicer:
         self, queues: list[Queue], work: Callable[[], lookup.LookupStep]
     ) -> lookup.LookupStep:
         if self._closed:
-            raise Unavailable("the broker is stopping")
+            raise _stopping()
         if self._lookups >= LOOKUPS_MAX:
             raise Overloaded(
                 f"{self._lookups} look-ups wait here, the most allowed", limit=LOOKUPS_MAX
@@ -103,6 +103,11 @@ class MessageAdminServicer:
         self._lookups += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):  # its turn never came
+                raise _stopping() from None
+            raise
         except (StorageError, OSError, IndexError) as error:
             if any(queue.dropped for queue in queues):
                 topic = queues[0].topic
@@ -161,6 +166,10 @@ class MessageAdminServicer:
                     offset=progress.offset,
                 )
         return answer
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the broker is stopping")
 
 
 def _delivery(state: QueueState, offset: int) -> message_admin_pb2.DeliveryState:

@@ -18,7 +18,7 @@ MEMBERS_MAX = 1_000  # a group
 MEMBER_ID_LENGTH_MAX = 255
 CLIENT_LENGTH_MAX = 1_024
 OWNED_MAX = 65_536  # queues in a hello
-NAMED_MAX = 2 * MEMBERS_MAX  # members in a hello: present and awaited ones
+NAMED_MAX = 16_384  # members in a hello: those present, and awaited since some restarts
 SESSION_TIMEOUT_MS_DEFAULT = 10_000
 
 

@@ -1,6 +1,8 @@
 """MessageAdmin of one broker: look-ups step by step, and what groups made of a message."""
 
+import asyncio
 import struct
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from duemq.v1 import broker_pb2, message_admin_pb2, message_pb2, view_pb2
 from duemq_server.broker.edge import message_admin_servicer, send_requests
 from duemq_server.broker.reading import lookup
 from tests.service.running_broker import Client, running_broker, topic_name
+from tests.service.running_cluster import WAIT_S, until
 from tests.unit.broker.reading.test_lookup import COLLIDING
 
 
@@ -274,3 +277,25 @@ async def test_look_ups_that_wait_are_bounded(tmp_path: Path) -> None:
         broker._messages.close()
         with pytest.raises(Unavailable):
             await find(client, "orders", key="k")
+
+
+async def test_a_look_up_that_waits_for_its_turn_is_told_of_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, go_on = lookup.search, threading.Event()
+
+    def held(*arguments: Any) -> lookup.LookupStep:
+        go_on.wait(WAIT_S)
+        return search(*arguments)
+
+    monkeypatch.setattr(lookup, "search", held)
+    async with running_broker(tmp_path) as (broker, client):
+        await send(client, "orders", record("a", "k"))
+        first, second = (asyncio.ensure_future(find(client, "orders", key="k")) for _ in range(2))
+        await until(lambda: broker._messages._lookups == 2)
+        broker._messages.close()
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(WAIT_S):
+                await second
+        go_on.set()
+        assert await first == [(0, 0, "a")]

@@ -7,7 +7,8 @@ import pytest
 from duemq.aio import Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument
-from duemq.v1 import admin_pb2
+from duemq.transport import channel, status
+from duemq.v1 import admin_pb2, nameserver_pb2_grpc
 from duemq_server.broker import process as broker_process
 from duemq_server.serving.clock import now_ms
 from tests.service.running_broker import batch, running_broker, topic_name
@@ -63,6 +64,7 @@ async def test_a_restart_is_newer_though_the_clock_was_set_back(
     async def unsaid(self, address) -> None:
         pass
 
+    last_words = cluster.brokers["b1"].registration._request()
     with monkeypatch.context() as end:
         if killed:
             end.setattr("duemq_server.serving.registration.Registration._deregister", unsaid)
@@ -71,6 +73,10 @@ async def test_a_restart_is_newer_though_the_clock_was_set_back(
     await cluster.start_broker("b1")
     address = cluster.brokers["b1"].server.address
     await until(lambda: [one.report.address for one in cluster.registry.brokers] == [address])
+    async with channel.connect(cluster.nameserver) as connection:
+        late = nameserver_pb2_grpc.NameserverStub(connection).Register(last_words)
+        assert not (await status.answer(late)).accepted
+    assert [one.report.address for one in cluster.registry.brokers] == [address]
 
 
 async def test_another_store_takes_the_name_over_once_the_first_has_stopped(

@@ -342,6 +342,22 @@ async def test_a_taken_port_is_an_os_error(server):
         await second.start()
 
 
+async def test_a_taken_port_for_metrics_is_named_before_anything_is_served(server):
+    taken = server.address
+    second = Server(ProcessSettings(listen="127.0.0.1:0", metrics_listen=taken))
+    with pytest.raises(OSError, match=f"metrics_listen: cannot listen on {taken}"):
+        await second.start()
+    assert not second.address
+
+
+async def test_no_page_of_metrics_stays_where_the_server_cannot_listen(server):
+    second = Server(ProcessSettings(listen=server.address, metrics_listen="127.0.0.1:0"))
+    with pytest.raises(OSError, match="cannot listen on"):
+        await second.start()
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(read_page, f"http://{second.metrics_address}/metrics")
+
+
 async def test_the_address_is_announced_on_stdout(capsys):
     server = Server(ProcessSettings(listen="0.0.0.0:0"))
     await server.start()

@@ -1,63 +1,36 @@
 import json
 from typing import Any
-from zlib import crc32
 
 import pytest
 
 from duemq.errors import (
     FencedMember,
     GroupNotFound,
-    InvalidArgument,
     NotCoordinator,
     NotReady,
-    Overloaded,
 )
-from duemq.protocol.balance import MessageQueue
 from duemq.protocol.balance import coordinator as coordinator_of
 from duemq.protocol.pieces import PIECE, Pieces, finish
 from duemq_server.broker.groups.coordinator import (
-    EMPTY_GROUP_KEPT_MS,
     STALL_MS_MAX,
     Assignment,
     Coordinator,
-    Step,
 )
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.store.offsets import CLOCK_MS_MIN, GENERATION_MARKS, newest_generation
+from tests.unit.broker.groups.coordinating import (
+    FIRST,
+    T0,
+    TIMEOUT_MS,
+    hello,
+    new_coordinator,
+    only,
+    queues,
+    told,
+)
 
-T0 = 1_700_000_000_000
-TIMEOUT_MS = 10_000
-MARK = crc32(b"b1") % GENERATION_MARKS
-# Of b1, made at T0.
-FIRST = T0 * GENERATION_MARKS + MARK
-
-
-def queues(*ids: int, topic: str = "orders", broker: str = "b1") -> tuple[MessageQueue, ...]:
-    return tuple(MessageQueue(topic, broker, queue_id) for queue_id in ids)
-
-
-def hello(member_id: str, *, topics=("orders",), **rest) -> Hello:
-    return Hello("g", member_id, dict.fromkeys(topics, TopicFilter()), **rest)
-
-
-def new_coordinator(queue_count: int = 4, **options: Any) -> Coordinator:
-    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS, **options)
-    made.routes_changed({"orders": queues(*range(queue_count))}, ["b1"], T0)
-    return made
-
-
-def told(step: Step) -> dict[str, tuple[int, ...]]:
-    """Member → ids of the queues that it is told to own."""
-    return {each.member_id: tuple(q.queue_id for q in each.queues) for each in step.assignments}
-
-
-def only(step: Step) -> Assignment:
-    (assignment,) = step.assignments
-    return assignment
-
-
-# --- sharing ----------------------------------------------------------------------------------
+# --- sharing -----------------------------------------------------------------------------------
 
 
 def test_the_first_member_of_a_new_group_gets_everything_at_once() -> None:
@@ -163,7 +136,7 @@ def test_the_topic_of_retries_is_shared_among_its_subscribers_only() -> None:
     assert by_member == {"m1": queues(0), "m2": retries}
 
 
-# --- coming back ------------------------------------------------------------------------------
+# --- coming back -------------------------------------------------------------------------------
 
 
 def test_a_member_whose_stream_broke_keeps_its_queues() -> None:
@@ -206,7 +179,7 @@ def test_only_the_holder_releases() -> None:
     assert coordinator.released("g", "m2", generation + 1, queues(2, 3), T0).assignments == []
 
 
-# --- death ------------------------------------------------------------------------------------
+# --- death -------------------------------------------------------------------------------------
 
 
 def test_a_silent_member_loses_its_queues_after_its_session_timeout() -> None:
@@ -258,198 +231,7 @@ def test_leaving_twice_is_harmless() -> None:
     assert coordinator.leave("unknown", "m1", T0).assignments == []
 
 
-# --- restart ----------------------------------------------------------------------------------
-
-
-def restarted(coordinator: Coordinator, now_ms: int) -> Coordinator:
-    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
-    made.table.restore(coordinator.table.snapshot(), now_ms)
-    made.routes_changed({"orders": queues(0, 1, 2, 3)}, ["b1"], now_ms)
-    return made
-
-
-def two_members() -> tuple[Coordinator, int]:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1"), T0)
-    generation = coordinator.join(hello("m2"), T0).assignments[0].generation
-    coordinator.released("g", "m1", generation, queues(2, 3), T0)
-    return coordinator, generation
-
-
-def test_after_a_restart_members_keep_what_they_had_until_all_are_back() -> None:
-    before, generation = two_members()
-    coordinator = restarted(before, T0 + 1_000)
-    step = coordinator.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_100)
-    assert told(step) == {"m2": (2, 3)}
-    step = coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0 + 1_200)
-    assert told(step) == {"m1": (0, 1)}
-    assert step.assignments[0].generation > generation
-
-
-def test_after_a_restart_the_queues_of_one_that_never_comes_back_are_given_in_the_end() -> None:
-    before, generation = two_members()
-    coordinator = restarted(before, T0 + 1_000)
-    coordinator.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_100)
-    assert coordinator.next_ms() == T0 + 1_000 + TIMEOUT_MS
-    assert told(coordinator.tick(T0 + 1_000 + TIMEOUT_MS)) == {"m2": (0, 1, 2, 3)}
-
-
-def test_after_a_restart_a_newcomer_waits_too() -> None:
-    before, generation = two_members()
-    coordinator = restarted(before, T0 + 1_000)
-    assert told(coordinator.join(hello("m0"), T0 + 1_100)) == {"m0": ()}
-    coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0 + 1_200)
-    step = coordinator.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_300)
-    assert told(step) == {"m1": (), "m2": (3,)}  # m0: 0 and 1, m1: 2, as they are released
-
-
-def test_a_group_whose_members_all_left_is_assigned_at_once_after_a_restart() -> None:
-    before, _ = two_members()
-    before.leave("g", "m1", T0)
-    before.leave("g", "m2", T0)
-    coordinator = restarted(before, T0 + 1_000)
-    assert told(coordinator.join(hello("m3"), T0 + 1_000)) == {"m3": (0, 1, 2, 3)}
-
-
-def test_generations_go_on_after_a_restart() -> None:
-    before, generation = two_members()
-    before.leave("g", "m1", T0)
-    before.leave("g", "m2", T0)
-    coordinator = restarted(before, T0 - 60_000)
-    assert only(coordinator.join(hello("m3"), T0 - 60_000)).generation > generation
-
-
-def test_a_second_restart_still_knows_who_was_missing() -> None:
-    before, generation = two_members()
-    once = restarted(before, T0 + 1_000)
-    once.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 1_100)
-    twice = restarted(once, T0 + 2_000)
-    step = twice.join(hello("m2", generation=generation, owned=queues(2, 3)), T0 + 2_100)
-    assert told(step) == {"m2": (2, 3)}
-
-
-def test_a_group_that_moved_here_is_held_until_every_queue_is_claimed() -> None:
-    coordinator = new_coordinator()
-    step = coordinator.join(hello("m2", generation=7, owned=queues(2, 3)), T0)
-    assert told(step) == {"m2": (2, 3)}
-    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1)), T0 + 1)
-    assert told(step) == {"m1": (0, 1), "m2": (2, 3)}
-    assert {each.members for each in step.assignments} == {("m1", "m2")}
-    assert step.assignments[0].generation > 7
-    assert coordinator.next_ms() == T0 + TIMEOUT_MS  # sessions only
-
-
-def test_a_group_that_moved_here_is_shared_as_soon_as_the_members_it_names_are_back() -> None:
-    # Nobody holds queue 3: its broker was away when the last assignment was made.
-    coordinator, names = new_coordinator(), ("m1", "m2")
-    one = hello("m1", generation=7, owned=queues(0, 1), members=names)
-    assert told(coordinator.join(one, T0)) == {"m1": (0, 1)}
-    other = hello("m2", generation=7, owned=queues(2), members=names)
-    assert told(coordinator.join(other, T0 + 1)) == {"m2": (2, 3)}
-
-
-def test_the_newest_list_of_members_counts_for_a_group_that_moved_here() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1", generation=7, owned=queues(0), members=("m1", "m2")), T0)
-    newer = hello("m2", generation=8, owned=queues(1), members=("m1", "m2", "m3"))
-    # m3 may have queue 2 or 3
-    assert told(coordinator.join(newer, T0 + 1)) == {"m1": (0,), "m2": (1,)}
-    last = hello("m3", generation=8, owned=queues(2), members=("m1", "m2", "m3"))
-    # Shared by the rule: m1 0 and 1, m2 2, m3 3; what moves is released first.
-    assert told(coordinator.join(last, T0 + 2)) == {"m2": (), "m3": (3,)}
-
-
-def test_who_left_is_not_awaited_although_the_others_have_not_heard_of_it() -> None:
-    coordinator = new_coordinator()
-    both = {"generation": FIRST, "members": ("m1", "m2")}
-    coordinator.join(hello("m1", owned=queues(0, 1), **both), T0)
-    assert told(coordinator.leave("g", "m1", T0 + 1)) == {}
-    step = coordinator.join(hello("m2", owned=queues(2, 3), **both), T0 + 2)
-    assert told(step) == {"m2": (0, 1, 2, 3)}
-    assert only(step).members == ("m2",)
-
-
-def test_a_newcomer_does_not_rob_a_group_that_moved_here() -> None:
-    coordinator = new_coordinator()
-    assert told(coordinator.join(hello("m0"), T0, known_generation=7)) == {"m0": ()}
-    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1, 2, 3)), T0 + 1)
-    assert told(step) == {"m0": (), "m1": (2, 3)}
-    assert coordinator.next_ms() == T0 + TIMEOUT_MS
-
-
-def test_a_newcomer_waits_from_when_the_brokers_changed_and_is_told_how_long() -> None:
-    coordinator = new_coordinator()
-    step = coordinator.join(hello("m0"), T0 + 4_000, known_generation=7)
-    assert told(step) == {"m0": ()}
-    assert only(step).waits_ms == TIMEOUT_MS - 4_000
-    assert coordinator.next_ms() == T0 + TIMEOUT_MS
-    step = coordinator.tick(T0 + TIMEOUT_MS)
-    assert told(step) == {"m0": (0, 1, 2, 3)}
-    assert only(step).waits_ms == 0
-
-
-def test_a_newcomer_does_not_wait_where_all_have_long_heard_that_the_group_moved() -> None:
-    coordinator = new_coordinator()
-    coordinator.routes_changed({"orders": queues(0, 1)}, ["b1"], T0 + 5_000)  # the same brokers
-    step = coordinator.join(hello("m0"), T0 + TIMEOUT_MS, known_generation=7)
-    assert told(step) == {"m0": (0, 1)}
-
-
-def test_a_member_that_comes_from_elsewhere_has_just_heard() -> None:
-    coordinator = new_coordinator()
-    later_ms = T0 + 5 * TIMEOUT_MS
-    step = coordinator.join(hello("m1", generation=7, owned=queues(0)), later_ms)
-    assert told(step) == {"m1": (0,)}
-    assert coordinator.next_ms() == later_ms + TIMEOUT_MS
-
-
-def test_a_claim_on_what_another_one_holds_is_void() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1", generation=7, owned=queues(0, 1)), T0)
-    step = coordinator.join(hello("m2", generation=6, owned=queues(1, 2)), T0)
-    assert told(step) == {"m2": (2,)}
-
-
-def test_a_member_that_was_over_cannot_claim_what_was_given_away() -> None:
-    coordinator = new_coordinator()
-    first = only(coordinator.join(hello("m1"), T0))
-    coordinator.tick(T0 + TIMEOUT_MS)
-    coordinator.join(hello("m2"), T0 + TIMEOUT_MS)
-    back = hello("m1", generation=first.generation, owned=first.queues)
-    step = coordinator.join(back, T0 + TIMEOUT_MS + 1)
-    assert told(step) == {"m1": (), "m2": (2, 3)}
-
-
-def test_a_snapshot_is_wanted_after_what_it_holds_has_changed() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1"), T0)
-    assert coordinator.table.changed
-    coordinator.table.snapshot()
-    assert not coordinator.table.changed
-    coordinator.heartbeat("g", "m1", T0 + 1)
-    coordinator.join(hello("m1", owned=queues(0, 1, 2, 3), generation=T0), T0 + 2)
-    assert not coordinator.table.changed
-    coordinator.join(hello("m2"), T0 + 3)
-    assert coordinator.table.changed
-
-
-def test_a_snapshot_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version"):
-        Coordinator("b1").table.restore(b'{"version": 2, "groups": {}}', T0)
-
-
-def test_empty_groups_are_forgotten_after_a_week() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1"), T0)
-    coordinator.leave("g", "m1", T0)
-    assert coordinator.next_ms() == T0 + EMPTY_GROUP_KEPT_MS
-    assert [group.name for group in coordinator.groups()] == ["g"]
-    coordinator.tick(T0 + EMPTY_GROUP_KEPT_MS)
-    with pytest.raises(GroupNotFound):
-        coordinator.group("g")
-
-
-# --- whose group ------------------------------------------------------------------------------
+# --- whose group -------------------------------------------------------------------------------
 
 
 def test_another_brokers_group_is_sent_there() -> None:
@@ -476,318 +258,7 @@ def test_a_group_moves_when_the_brokers_change() -> None:
         coordinator.group(theirs)
 
 
-# --- limits -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        (Hello("", "m1", {"orders": TopicFilter()}), "group"),
-        (Hello("a b", "m1", {"orders": TopicFilter()}), "group"),
-        (Hello("g" * 128, "m1", {"orders": TopicFilter()}), "group"),
-        (Hello("g", "", {"orders": TopicFilter()}), "member_id"),
-        (Hello("g", "m" * 256, {"orders": TopicFilter()}), "member_id"),
-        (Hello("g", "m1", {}), "subscriptions"),
-        (Hello("g", "m1", {"orders": TopicFilter()}, session_timeout_ms=999), "session_timeout_ms"),
-        (
-            Hello("g", "m1", {"orders": TopicFilter()}, session_timeout_ms=300_001),
-            "session_timeout_ms",
-        ),
-        (Hello("g", "m1", {"orders": TopicFilter()}, session_timeout_ms=-1), "session_timeout_ms"),
-        (Hello("g", "m1", {"orders": TopicFilter()}, strategy="averge"), "strategy"),
-        (hello("m", generation=(1 << 63) - 1), "generation"),
-        (hello("m", generation=-1), "generation"),
-        (hello("m", topics=("a b",)), "topic"),
-        (hello("m", topics=tuple(f"t{n}" for n in range(1_001))), "subscriptions"),
-        (hello("m", client="c" * 1_025), "client"),
-        (hello("m", owned=queues(*range(65_537))), "owned"),
-        (hello("m", members=("m" * 256,)), "members"),
-        (hello("m", members=tuple(f"m{n}" for n in range(2_001))), "members"),
-    ],
-)
-def test_a_wrong_hello_is_refused_by_field(wrong: Hello, field: str) -> None:
-    coordinator = new_coordinator()
-    with pytest.raises(InvalidArgument) as refused:
-        coordinator.join(wrong, T0)
-    assert refused.value.field == field
-    assert refused.value.limit
-
-
-def test_members_of_a_group_use_one_strategy() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1"), T0)
-    with pytest.raises(InvalidArgument) as refused:
-        coordinator.join(hello("m2", strategy="average-by-circle"), T0)
-    assert (refused.value.field, refused.value.limit) == ("strategy", "average")
-    coordinator.leave("g", "m1", T0)
-    step = coordinator.join(hello("m2", strategy="average-by-circle"), T0)
-    assert told(step) == {"m2": (0, 1, 2, 3)}
-
-
-def test_a_group_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duemq_server.broker.groups.arrival.MEMBERS_MAX", 2)
-    coordinator = new_coordinator()
-    coordinator.join(hello("m1"), T0)
-    coordinator.join(hello("m2"), T0)
-    with pytest.raises(Overloaded) as refused:
-        coordinator.join(hello("m3"), T0)
-    assert (refused.value.field, refused.value.limit) == ("members", "2")
-    coordinator.join(hello("m2"), T0)
-
-
-def test_a_broker_can_be_full_of_groups() -> None:
-    coordinator = new_coordinator(groups_max=1)
-    coordinator.join(hello("m1"), T0)
-    with pytest.raises(Overloaded) as refused:
-        coordinator.join(Hello("g2", "m1", {"orders": TopicFilter()}), T0)
-    assert (refused.value.field, refused.value.limit) == ("group", "1")
-
-
-def test_a_group_that_is_empty_for_longest_makes_room() -> None:
-    coordinator = new_coordinator(groups_max=2)
-    for number, group in enumerate(("older", "newer")):
-        coordinator.join(Hello(group, "m1", {"orders": TopicFilter()}), T0 + number)
-    for number, group in enumerate(("older", "newer")):
-        coordinator.leave(group, "m1", T0 + 10 + number)
-    assert b"older" in coordinator.table.snapshot()
-    coordinator.join(hello("m1"), T0 + 20)
-    assert sorted(group.name for group in coordinator.groups()) == ["g", "newer"]
-    assert b"older" not in coordinator.table.snapshot()
-
-
-def test_a_snapshot_is_whole_however_little_has_changed() -> None:
-    coordinator = new_coordinator()
-    for group in ("g1", "g2", "g3"):
-        coordinator.join(Hello(group, "m1", {"orders": TopicFilter()}), T0)
-    coordinator.table.snapshot()
-    coordinator.leave("g1", "m1", T0 + 1)
-    coordinator.forget("g1")
-    coordinator.join(Hello("g2", "m2", {"orders": TopicFilter()}), T0 + 2)
-    kept = json.loads(coordinator.table.snapshot())["groups"]
-    assert {name: sorted(group["members"]) for name, group in kept.items()} == {
-        "g2": ["m1", "m2"],
-        "g3": ["m1"],
-    }
-    again = Coordinator("b1")
-    again.table.restore(coordinator.table.snapshot(), T0 + 3)
-    assert json.loads(again.table.snapshot())["groups"] == kept
-
-
-def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:
-    def check_known(group: str) -> None:
-        raise GroupNotFound(f"no group {group}")
-
-    coordinator = Coordinator("b1", check_known=check_known)
-    coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0)
-    with pytest.raises(GroupNotFound):
-        coordinator.join(hello("m1"), T0)
-    assert not list(coordinator.groups())
-    # It is there: it has offsets here, or came with its members from another broker.
-    coordinator.join(hello("m1"), T0, known_generation=7)
-    coordinator.forget("unknown")
-    with pytest.raises(InvalidArgument) as refused:
-        coordinator.forget("g")
-    assert refused.value.field == "group"
-    coordinator.leave("g", "m1", T0)
-    coordinator.forget("g")
-    coordinator.join(hello("m1", generation=7), T0)
-
-
-# --- the same subscriptions -------------------------------------------------------------------
-
-SQL = 1
-
-
-def reading(member_id: str, wanted: dict[str, TopicFilter], **rest) -> Hello:
-    return Hello("g", member_id, wanted, **rest)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "topic"),
-    [
-        ({"orders": TopicFilter("a")}, {"orders": TopicFilter("b")}, "orders: filter 'b'"),
-        ({"orders": TopicFilter("a")}, {"orders": TopicFilter()}, "orders: filter '*'"),
-        (
-            {"orders": TopicFilter("a")},
-            {"orders": TopicFilter("a", SQL)},
-            "orders: filter 'a' (SQL)",
-        ),
-        (
-            {"orders": TopicFilter("x = 1", SQL)},
-            {"orders": TopicFilter("x = 2", SQL)},
-            "orders: filter 'x = 2' (SQL)",
-        ),
-        ({"orders": TopicFilter()}, {"bills": TopicFilter()}, "bills: filter '*'"),
-        (
-            {"orders": TopicFilter(), "bills": TopicFilter()},
-            {"orders": TopicFilter()},
-            "bills: not subscribed",
-        ),
-    ],
-)
-def test_a_member_that_reads_something_else_is_refused(first, second, topic: str) -> None:
-    coordinator = new_coordinator()
-    coordinator.join(reading("m1", first), T0)
-    with pytest.raises(InvalidArgument) as refused:
-        coordinator.join(reading("m2", second), T0)
-    assert (refused.value.field, refused.value.value) == ("subscriptions", topic)
-    assert refused.value.limit.startswith(topic.partition(":")[0])
-    assert "duemq group clone" in refused.value.message
-    assert coordinator.group("g").members.keys() == {"m1"}
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (TopicFilter(), TopicFilter("*")),
-        (TopicFilter("a || b"), TopicFilter("b||a")),
-        (TopicFilter("x = 1", SQL), TopicFilter(" x = 1\n", SQL)),
-    ],
-)
-def test_filters_that_say_the_same_are_the_same(first: TopicFilter, second: TopicFilter) -> None:
-    coordinator = new_coordinator()
-    coordinator.join(reading("m1", {"orders": first}), T0)
-    step = coordinator.join(reading("m2", {"orders": second}), T0)
-    assert len(step.assignments) == 2
-
-
-def test_a_member_that_is_alone_may_change_what_it_reads() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(reading("m1", {"orders": TopicFilter("a")}), T0)
-    step = coordinator.join(reading("m1", {"orders": TopicFilter("b")}, owned=queues(0)), T0)
-    assert told(step) == {"m1": (0, 1, 2, 3)}
-
-
-def test_former_members_decide_what_a_group_reads_when_it_has_moved() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(reading("m0", {"orders": TopicFilter("b")}), T0, known_generation=7)
-    coordinator.join(reading("m5", {"orders": TopicFilter("b")}), T0)
-    names = ("m1", "m2")
-    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1), members=names), T0)
-    assert [(each.member_id, each.error.field) for each in step.turned_out] == [
-        ("m0", "subscriptions"),
-        ("m5", "subscriptions"),
-    ]
-    assert told(step) == {"m1": (0, 1)}
-    with pytest.raises(InvalidArgument):
-        coordinator.join(reading("m0", {"orders": TopicFilter("b")}), T0)
-    with pytest.raises(InvalidArgument):  # among former members the first one decides
-        coordinator.join(reading("m2", {"bills": TopicFilter()}, generation=7), T0)
-    step = coordinator.join(hello("m2", generation=7, owned=queues(2, 3), members=names), T0)
-    assert told(step) == {"m2": (2, 3)}
-
-
-def test_former_members_decide_on_the_strategy_too() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m0", strategy="sticky"), T0, known_generation=7)
-    step = coordinator.join(hello("m1", generation=7, owned=queues(0, 1, 2, 3)), T0)
-    assert [(each.member_id, each.error.field) for each in step.turned_out] == [("m0", "strategy")]
-    assert coordinator.group("g").strategy == "average"
-
-
-def test_former_members_decide_where_nothing_of_them_was_known() -> None:
-    coordinator = new_coordinator()
-    assert told(coordinator.join(hello("m0", strategy="sticky"), T0)) == {"m0": (0, 1, 2, 3)}
-    former = hello("m1", generation=7, owned=queues(0, 1, 2, 3))
-    step = coordinator.join(former, T0 + TIMEOUT_MS - 1)
-    assert [each.member_id for each in step.turned_out] == ["m0"]
-    assert told(step) == {"m1": (0, 1, 2, 3)}
-
-
-def test_a_group_that_has_settled_is_not_changed_by_one_that_was_away() -> None:
-    coordinator = new_coordinator()
-    coordinator.join(hello("m0", strategy="sticky"), T0)
-    with pytest.raises(InvalidArgument):
-        coordinator.join(hello("m1", generation=7), T0 + TIMEOUT_MS)
-    assert coordinator.group("g").members.keys() == {"m0"}
-
-
-# --- static members ---------------------------------------------------------------------------
-
-
-def static(member_id: str, incarnation: int, **rest) -> Hello:
-    return hello(member_id, incarnation=incarnation, **rest)
-
-
-def static_pair() -> tuple[Coordinator, int]:
-    """Two places, with two queues each."""
-    coordinator = new_coordinator()
-    coordinator.join(static("s1", 10), T0)
-    generation = coordinator.join(static("s2", 10), T0).assignments[0].generation
-    coordinator.released("g", "s1", generation, queues(2, 3), T0)
-    return coordinator, generation
-
-
-def test_a_new_process_of_a_static_member_gets_its_queues_under_a_new_generation() -> None:
-    coordinator, generation = static_pair()
-    assignment = only(coordinator.join(static("s1", 11), T0 + 5_000))
-    assert assignment.queues == queues(0, 1)
-    assert assignment.generation > generation
-    # Of the place, nobody else hears of it.
-    assert coordinator.heartbeat("g", "s2", T0 + 5_000) == assignment.generation
-
-
-def test_an_older_process_of_a_static_member_is_fenced_for_good() -> None:
-    coordinator, generation = static_pair()
-    coordinator.join(static("s1", 11), T0)
-    for older in (static("s1", 10, generation=generation), hello("s1")):
-        with pytest.raises(FencedMember) as fenced:
-            coordinator.join(older, T0 + 1)
-        assert (fenced.value.field, fenced.value.limit) == ("incarnation", "11")
-    coordinator.leave("g", "s1", T0 + 1)
-    with pytest.raises(FencedMember):
-        coordinator.join(static("s1", 10), T0 + 2)
-    with pytest.raises(FencedMember):
-        restarted(coordinator, T0 + 3).join(static("s1", 10), T0 + 4)
-
-
-def test_a_static_members_process_that_comes_back_keeps_its_generation() -> None:
-    coordinator, generation = static_pair()
-    back = static("s1", 10, generation=generation, owned=queues(0, 1))
-    assert only(coordinator.join(back, T0 + 1)).generation == generation
-
-
-def test_a_static_member_that_stays_away_loses_its_queues() -> None:
-    coordinator, _ = static_pair()
-    coordinator.heartbeat("g", "s2", T0 + 5_000)
-    coordinator.next_ms()
-    assert told(coordinator.tick(T0 + TIMEOUT_MS)) == {"s2": (0, 1, 2, 3)}
-    assert told(coordinator.join(static("s1", 11), T0 + TIMEOUT_MS)) == {"s1": (), "s2": (2, 3)}
-
-
-def test_a_queue_that_a_replaced_process_was_giving_up_is_free() -> None:
-    coordinator = new_coordinator(queue_count=2)
-    coordinator.join(static("s1", 10), T0)
-    coordinator.join(hello("t"), T0)
-    step = coordinator.join(static("s1", 11), T0 + 1)
-    assert told(step) == {"s1": (0,), "t": (1,)}
-
-
-def test_a_static_member_that_restarts_with_its_coordinator_keeps_its_queues() -> None:
-    before, generation = static_pair()
-    coordinator = restarted(before, T0 + 1_000)
-    assert told(coordinator.join(static("s1", 11), T0 + 1_100)) == {"s1": ()}
-    back = static("s2", 10, generation=generation, owned=queues(2, 3))
-    assert told(coordinator.join(back, T0 + 1_200)) == {"s1": (0, 1), "s2": (2, 3)}
-
-
-def test_incarnations_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duemq_server.broker.groups.arrival.INCARNATIONS_MAX", 2)
-    coordinator = new_coordinator()
-    for number, member_id in enumerate(("s1", "s2", "s3")):
-        coordinator.join(static(member_id, 10 + number), T0)
-        coordinator.leave("g", member_id, T0)
-    assert coordinator.group("g").incarnations == {"s2": 11, "s3": 12}
-
-
-def test_a_snapshot_without_incarnations_is_read() -> None:
-    coordinator = Coordinator("b1")
-    kept = b'{"g": {"generation": 5, "strategy": "average", "members": {"m1": 1000}}}'
-    coordinator.table.restore(b'{"version": 1, "groups": ' + kept + b"}", T0)
-    assert coordinator.group("g").incarnations == {}
-
-
-# --- strategies that look at who has what -----------------------------------------------------
+# --- strategies that look at who has what ------------------------------------------------------
 
 
 def test_a_queue_on_its_way_is_not_sent_elsewhere_by_a_release() -> None:
@@ -834,7 +305,7 @@ def test_what_a_member_says_before_it_hears_that_its_group_has_moved_ends_no_ses
         assert moved.value.limit == "b2"
 
 
-# --- two that take themselves for the coordinator -----------------------------------------------
+# --- two that take themselves for the coordinator ----------------------------------------------
 
 
 def test_two_coordinators_of_one_group_never_make_the_same_generation() -> None:
@@ -872,7 +343,7 @@ def test_a_true_generation_of_a_clock_that_was_years_ahead_is_counted_on_from() 
     assert only(coordinator.tick(T0 + TIMEOUT_MS)).generation > ahead
 
 
-# --- in pieces --------------------------------------------------------------------------------
+# --- in pieces ---------------------------------------------------------------------------------
 
 
 def pieces_of(work: Pieces[Any]) -> int:
