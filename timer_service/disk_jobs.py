@@ -1,4 +1,7 @@
-"""Runs what housekeeping wants done on the disk: one job at a time, in the thread `timer-disk`."""
+"""Runs what housekeeping wants done on the disk: one job at a time, in the thread `timer-disk`.
+
+And says whether the disk has room for more.  Owned by the event loop.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from duemq.errors import ReadOnly
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service import malloc
 from duemq_server.timer_service.disk.data_directory import DataDirectory
-from duemq_server.timer_service.disk.housekeeping import Save
+from duemq_server.timer_service.disk.housekeeping import Housekeeper, Save
 from duemq_server.timer_service.log_loop import LogLoop
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.25  # after a full disk
 TRIM_INTERVAL_S = 1.0
+SPACE_INTERVAL_S = 0.1  # between two looks for requests: one costs as much as a small request
 
 
 class DiskJobs:
@@ -91,3 +96,44 @@ class DiskJobs:
     async def close(self) -> None:
         """Waits for the job that is being run.  `run` must have ended."""
         await asyncio.to_thread(self._thread.shutdown)
+
+
+class Space:
+    """Whether the disk has room for more timers.
+
+    While it has not, nothing is taken over; what is here fires, and so makes room.
+    """
+
+    def __init__(self, housekeeper: Housekeeper, free_bytes_min: int) -> None:
+        self._housekeeper = housekeeper
+        self._free_bytes_min = free_bytes_min
+        self._short = False  # at the last look
+        self._look_at_s = 0.0  # when `check` is to look again
+
+    def is_short(self) -> bool:
+        """Looks; says in the log when it is another answer than before."""
+        short = self._housekeeper.short_of_space()
+        if short != self._short:
+            self._short = short
+            log.log(
+                logging.ERROR if short else logging.WARNING,
+                "less than %d bytes are free: nothing is taken over"
+                if short
+                else "%d bytes are free again: taking over",
+                self._free_bytes_min,
+            )
+        return short
+
+    def check(self) -> None:
+        """Raises ReadOnly if it is short; looks now and then."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + SPACE_INTERVAL_S
+            self.is_short()
+        if self._short:
+            raise ReadOnly(
+                f"less than {self._free_bytes_min} bytes are free: this timer service takes nothing"
+                " over",
+                field="free_bytes_min",
+                limit=self._free_bytes_min,
+            )

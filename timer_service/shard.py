@@ -26,7 +26,7 @@ from duemq_server.storage.writer import Commit
 from duemq_server.timer_service.bulk_loop import BulkLoop
 from duemq_server.timer_service.cancels import Cancels
 from duemq_server.timer_service.disk.data_directory import DataDirectory, save_now
-from duemq_server.timer_service.disk_jobs import DiskJobs
+from duemq_server.timer_service.disk_jobs import DiskJobs, Space
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.firing import RETRY_S, Firing
 from duemq_server.timer_service.inspecting import Inspector
@@ -45,7 +45,6 @@ from duemq_server.timer_service.scheduling.keyed.changes import (
 from duemq_server.timer_service.scheduling.lateness import Lateness
 from duemq_server.timer_service.scheduling.scheduler import Ingested, Scheduler
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
-from duemq_server.timer_service.space import Space
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
     FIRED,

@@ -10,11 +10,12 @@ import pytest
 from duemq.aio import Admin
 from duemq.errors import Unavailable
 from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
-from duemq.v1 import timer_holds_pb2, timer_pb2
+from duemq.v1 import broker_pb2, timer_holds_pb2, timer_pb2
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.edge import bulk_requests
+from duemq_server.timer_service.edge.others import holds_of_others
 from duemq_server.timer_service.edge.others.holds_of_others import READINGS_MAX, HoldsOfOthers
 from duemq_server.timer_service.edge.others.other_shards import OtherShards
 from duemq_server.timer_service.far.numbering import Numbering
@@ -25,7 +26,7 @@ from tests.crash.faulty_disk import FaultyDisk
 from tests.property.timer_world import World
 from tests.service.running_cluster import Cluster, until
 from tests.service.test_timer_service import HOUR_MS, TOPIC
-from tests.service.timer_shards import Shards, cluster, send_to, shards
+from tests.service.timer_shards import QUEUES, Shards, cluster, send_to, shards, stopped_long_ago
 
 __all__ = ["cluster", "shards"]
 
@@ -131,6 +132,39 @@ async def test_what_nobody_tells_any_more_stays_held() -> None:
     assert not others.world.scheduler.holds.adoptions
 
 
+async def test_who_only_brokers_know_is_waited_for_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A nameserver that starts anew knows of nobody for a moment; who is given up, of none."""
+    others = Others(held("a"), held("a"))
+    routes, found = others._others._routes, others._others._routes.timers
+    routes.apply(Update(whole=True))
+    known = [broker_pb2.TimerService(id=8, name="t0", shard=0, shards=2)]
+    others._others.holders = lambda: known
+    with pytest.raises(Unavailable, match=r"while t0 \(shard 0\) is away"):
+        await others.adopt()
+    routes.apply(Update(whole=True, timers=found))
+    await others.adopt()
+    assert others.held == ["a"]
+
+    others = Others()
+    others._others._routes.apply(Update(whole=True))
+    others._others.holders = lambda: known
+    with pytest.raises(Unavailable):
+        await others.adopt()
+    monkeypatch.setattr(holds_of_others, "UNHEARD_S", 0.0)
+    await others.adopt()
+    assert others.held == []
+
+
+async def test_who_was_this_shard_before_is_not_waited_for_though_brokers_know_it() -> None:
+    others = Others()
+    others._others._routes.apply(Update(whole=True))
+    former = broker_pb2.TimerService(id=8, name="old", shard=1, shards=2)
+    others._others.holders = lambda: [former]
+    await others.adopt()
+
+
 async def test_what_changes_all_the_time_is_read_again_later() -> None:
     others = Others(*([held("a"), held("b")] * (READINGS_MAX // 2)))
     with pytest.raises(Unavailable, match="changes while it is read"):
@@ -162,6 +196,28 @@ async def test_a_job_that_was_noted_in_part_is_ended_and_the_others_are_noted() 
     await others.adopt()
     assert scheduler.bulk.find(whole.request_id) is not None
     assert scheduler.bulk.open is None
+
+
+async def test_a_new_shard_waits_for_who_brokers_know_while_nameservers_know_nobody(
+    cluster: Cluster, shards: Shards
+) -> None:
+    first = await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        await admin.hold_timers(TOPIC)
+    its_id = first.service.shard.directory.producer_id
+    await until(lambda: shards.owners() == [0] * QUEUES)
+    await stopped_long_ago(cluster, shards, 0)
+    new = (await shards.start(1, 2)).service
+    await until(lambda: new._links.waiting == 4)
+    handing_over = Service(its_id, "t0", shard=0, shards=2, key_shards=1)
+    store = cluster.brokers["b0"].store
+    store.claim_timer_queues(handing_over, [0, 2, 4, 6], now_ms())
+    await until(lambda: shards.owners() == [0, 1] * 4)
+    await until(lambda: bool(new._links.by_name["b0"].fetchers or new._links.problems()))
+    await shards.start(0, 2)
+    await until(lambda: bool(new._links.by_name["b0"].fetchers))
+    assert [each.topic for each in new.shard.scheduler.holds] == [TOPIC]
 
 
 async def test_a_shard_that_comes_back_holds_what_was_held_meanwhile(

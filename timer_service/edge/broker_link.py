@@ -268,7 +268,7 @@ class BrokerLink:
         call = self._stub.CommitOffsets(request, timeout=CALL_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
         for result in answer.queues:
-            if not result.HasField("error"):
+            if result.queue_id in new and not result.HasField("error"):
                 self._committed[result.queue_id] = new[result.queue_id]
 
     def _not_committed(self) -> dict[int, int]:

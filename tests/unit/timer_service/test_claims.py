@@ -7,8 +7,10 @@ import pytest
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
 from duemq.protocol.route import Broker
+from duemq.v1 import broker_pb2
 from duemq_server.timer_service.edge.broker_link import (
     CLAIM_RETRY_S,
+    COMMIT_INTERVAL_S,
     EMPTY_LOOK_S,
     BrokerLink,
 )
@@ -89,6 +91,32 @@ def test_a_shard_that_left_tells_at_once_that_it_is_empty() -> None:
             links.empty = True
             await loop.silence(EMPTY_LOOK_S)
             assert link.told == [False, True]
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+def test_an_answer_about_a_queue_that_was_not_committed_ends_no_commits() -> None:
+    """The broker would keep all delayed messages from then on."""
+    asked: list[int] = []
+
+    async def answer(request: broker_pb2.CommitOffsetsRequest) -> Any:
+        asked.extend(each.queue_id for each in request.commits)
+        results = [broker_pb2.OffsetResult(queue_id=each) for each in (3, 0)]
+        return broker_pb2.CommitOffsetsResponse(queues=results)
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            link = Link(Leaving())
+            stub: Any = SimpleNamespace(CommitOffsets=lambda request, timeout: answer(request))
+            link._stub = stub
+            link._shard = SimpleNamespace(directory=SimpleNamespace(producer_id=1))  # type: ignore[assignment]
+            new = {0: 5}
+            link._not_committed = lambda: new  # type: ignore[method-assign]
+            await loop.silence(COMMIT_INTERVAL_S * 2.5)
+            assert asked == [0, 0]
+            assert link._committed == {0: 5}
             link.end()
 
         loop.run_until_complete(main())

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 # Each brings what was held or resumed since the one before.
 READINGS_MAX = 10
+# Whom only brokers know is waited for so long: nameservers that start anew hear of who is there in
+# some seconds, and who was given up they may have forgotten.
+UNHEARD_S = 30.0
 _ASK_STATS = timer_pb2.GetStatsRequest()
 
 
@@ -42,6 +45,7 @@ class HoldsOfOthers:
         self._adopting = Adopting()
         self._jobs: dict[bytes, Which] = {}  # of others, as far as they were read
         self._turn = asyncio.Lock()
+        self._unheard_s: float | None = None  # since when there are some whom only brokers know
 
     async def adopt(self) -> None:
         """Holds what others hold, if nothing was ever taken over here, or since it had left.
@@ -64,7 +68,7 @@ class HoldsOfOthers:
         for _ in range(READINGS_MAX):
             # Who hands queues over starts anew, and brokers may tell of it before nameservers do;
             # those that are there may be new themselves.
-            away = self._others.lost_beside(self._place.shard)
+            away = [*self._others.lost_beside(self._place.shard), *self._unheard()]
             theirs = await self._read(self._others.alive, only_old=bool(away))
             if theirs is None and away:
                 raise Unavailable(
@@ -83,6 +87,18 @@ class HoldsOfOthers:
             if not (step.hold or step.resume):
                 return
         raise Unavailable("what is held changes while it is read", field="timer_shard")
+
+    def _unheard(self) -> list[str]:
+        """Others that are not heard of yet; none, once that has been so for long."""
+        others = (each for each in self._others.unheard() if each.shard != self._place.shard)
+        names = [f"{each.name} (shard {each.shard})" for each in others]
+        if not names:
+            self._unheard_s = None
+            return []
+        now_s = asyncio.get_running_loop().time()
+        if self._unheard_s is None:
+            self._unheard_s = now_s
+        return names if now_s < self._unheard_s + UNHEARD_S else []
 
     async def _read(self, alive: Sequence[TimerShard], *, only_old: bool) -> set[Name] | None:
         """What they hold; None: there are none.  `only_old`: that ever took anything over."""

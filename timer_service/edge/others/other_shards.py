@@ -83,13 +83,25 @@ class OtherShards:
 
     def lost_beside(self, number: int) -> list[str]:
         """Names of those that are away; not who was the shard of this number before."""
+        return [each.name for each in self._lost() if each.shard != number]
+
+    def unheard(self) -> list[TimerService]:
+        """Those that may hold timers, as brokers say, and of which no nameserver has heard."""
+        # Another data directory may have the number, even the name, of one that is away.
+        known = [*self.alive, *self._lost()]
+        ids = {each.store_id for each in known}
+        nameless = {each.shard for each in known if not each.store_id}  # of an older release
+        holders = self.holders() or ()
+        return [each for each in holders if each.id not in ids and each.shard not in nameless]
+
+    def _lost(self) -> list[TimerShard]:
         lost = (each.timer for each in self._routes.lost_timers)
-        return [each.name for each in lost if each.shard != number and each.name != self._name]
+        return [each for each in lost if each.name != self._name]
 
     def _away(self) -> list[str]:
         if not self._routes.version:
             return ["no nameserver has answered yet"]
-        lost = [each.timer for each in self._routes.lost_timers if each.timer.name != self._name]
+        lost = self._lost()
         return [*(each.name for each in lost), *self._not_heard_of(lost)]
 
     def _not_heard_of(self, lost: list[TimerShard]) -> list[str]:
@@ -97,19 +109,14 @@ class OtherShards:
 
         A nameserver forgets who is away when it starts anew, and in time.
         """
-        place, holders = self._place, self.holders()
-        if holders is None:
+        place = self._place
+        if self.holders() is None:
             return ["no broker has told yet which shards there are"]
         count = max(place.shards, place.key_shards)
         known = [*self.alive, *lost]
         wanted = {each: f"shard {each} of {count}" for each in range(count)}
         wanted |= {each.shard: "" for each in known} | {place.shard: ""}
-        # Another data directory may have the number, even the name, of one that is away.
-        ids = {each.store_id for each in known}
-        nameless = {each.shard for each in known if not each.store_id}  # of an older release
-        for each in holders:
-            if each.id not in ids and each.shard not in nameless:
-                wanted[each.shard] = f"{each.name} (shard {each.shard})"
+        wanted |= {each.shard: f"{each.name} (shard {each.shard})" for each in self.unheard()}
         return [wanted[each] for each in sorted(wanted) if wanted[each]]
 
     def channel(self, shard: TimerShard) -> grpc.aio.Channel:
