@@ -87,7 +87,7 @@ class Replica:
         if settings.in_sync_min == len(set(settings.replicas)) > 1:
             log.warning(
                 "all %d replicas of %s must be there, for min_insync is %d: while one that follows"
-                " is away nothing is accepted; while the one that leads is, nothing is read, either",
+                " is away nothing is accepted, while the one that leads is nothing is read, either",
                 settings.in_sync_min,
                 settings.name,
                 settings.in_sync_min,
