@@ -265,7 +265,10 @@ class Replica:
                 await leading.stop()
             await self.campaign.end()
             if not self._failed:  # else what is applied may be half of it
-                await asyncio.to_thread(self.state.checkpoint)
+                try:
+                    await asyncio.to_thread(self.state.checkpoint)
+                except DiskFull as error:  # the next start applies it once more
+                    log.error("stops without a checkpoint: %s", error)
             self.state.close()
         await self.server.stop()
         try:

@@ -202,3 +202,15 @@ async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(runni
         await group.in_sync(3)
         histories = await group.histories(b"three")
         assert set(map(tuple, histories.values())) == {(b"one", b"two", b"three")}
+
+
+async def test_a_follower_whose_disk_is_full_stops_cleanly(running, monkeypatch):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
+        [follower] = others_of(group, leader)
+
+        def checkpoint():
+            raise DiskFull("no space left")
+
+        monkeypatch.setattr(follower.replica.state, "checkpoint", checkpoint)
+        await follower.stop()
+        assert not leader.task.done()
