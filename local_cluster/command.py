@@ -102,11 +102,12 @@ def up(
     dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
     stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
 
-    With --replicas 2 or more, a broker or timer service goes on when one of its processes dies with
+    With --replicas 3 or more, a broker or timer service goes on when one of its processes dies with
     its disk: what was acknowledged is on the disks of more than half of them.  Of two that is both:
-    while one is away nothing is accepted, unless --min-insync 1 says so.  Processes are named
-    broker-0/a, timer-0/b and so on, with their data in DIR/broker-0/a; the cluster is usable once
-    all are in sync.  `duemq cluster show` says who leads.
+    while the one that follows is away nothing is accepted, while the one that leads is nothing is
+    read, either, unless --min-insync 1 says so.  Processes are named broker-0/a, timer-0/b and so
+    on, with their data in DIR/broker-0/a; the cluster is usable once all are in sync.  `duemq
+    cluster show` says who leads.
 
     \b
     Examples:

@@ -84,6 +84,14 @@ class Replica:
         self.started = True
         self.server.registry.register(ReplicaCollector(self.operators.status, self._replicas))
         log.info("replica %s of %s", self.me, settings.name)
+        if settings.in_sync_min == len(set(settings.replicas)) > 1:
+            log.warning(
+                "all %d replicas of %s must be there, for min_insync is %d: while one that follows"
+                " is away nothing is accepted, while the one that leads is nothing is read, either",
+                settings.in_sync_min,
+                settings.name,
+                settings.in_sync_min,
+            )
 
     def _replicas(self) -> list[nameserver_pb2.ReplicaReport]:
         return self.leading.replicas() if self.leading is not None else []
@@ -257,7 +265,10 @@ class Replica:
                 await leading.stop()
             await self.campaign.end()
             if not self._failed:  # else what is applied may be half of it
-                await asyncio.to_thread(self.state.checkpoint)
+                try:
+                    await asyncio.to_thread(self.state.checkpoint)
+                except DiskFull as error:  # the next start applies it once more
+                    log.error("stops without a checkpoint: %s", error)
             self.state.close()
         await self.server.stop()
         try:

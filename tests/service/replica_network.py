@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,10 @@ from duemq.transport import channel
 from duemq_server.replication.running import process, record_store
 from duemq_server.replication.stores.store import StoreError
 from tests.service.cut_link import Link, link_to
-from tests.service.replica_group import WHO, Group
+from tests.service.replica_group import WHO, Group, Member
+
+FAST = {"lease_duration": 1.0, "lag_max": 0.5}
+"""Settings of a group whose leader may change at once."""
 
 
 class HostileStore:
@@ -128,3 +132,22 @@ async def network(monkeypatch: pytest.MonkeyPatch, group: Group) -> AsyncIterato
         monkeypatch.setattr(channel, "connect", connect_as)
         monkeypatch.setattr(process, "open_store", open_as)
         yield net
+
+
+@asynccontextmanager
+async def running_group(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, count: int, **settings
+) -> AsyncIterator[tuple[Group, Network, Member]]:
+    """A group, what lies between its replicas, and who leads: all are in sync."""
+    group = Group(directory, count, **{**FAST, **settings})
+    async with network(monkeypatch, group) as net:
+        group.start()
+        try:
+            yield group, net, await group.in_sync(count)
+        finally:
+            net.heal()
+            await group.stop()
+
+
+def others_of(group: Group, leader: Member) -> list[Member]:
+    return [each for each in group.members.values() if each is not leader]

@@ -103,9 +103,10 @@ async def test_a_killed_leader_is_followed_by_one_that_has_all(group):
             assert await lines_of(member, 51) == expected
 
 
-async def test_of_two_nothing_is_accepted_while_one_is_away(group):
+async def test_of_two_nothing_is_accepted_while_one_is_away(group, caplog):
     lines = group(2)
     leader = await lines.in_sync(2)
+    assert "all 2 replicas of lines must be there, for min_insync is 2" in caplog.text
     await leader.term.write(b"both")
     (other,) = [each for each in lines.members.values() if each is not leader]
     await other.kill()

@@ -170,6 +170,15 @@ def stand_while_it_is_heard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Election, "heard", lambda self, now_ms: None)
 
 
+def count_from_the_question(patch: pytest.MonkeyPatch) -> None:
+    """A lease counts from when it was asked for, not from the answer."""
+
+    def saw(self: Node, began_ms: int, ended_ms: int) -> None:
+        self.election.saw(self.store.read(), began_ms)
+
+    patch.setattr(Node, "saw", saw)
+
+
 def serve_for_long(patch: pytest.MonkeyPatch) -> None:
     """A leader serves longer than its lease is."""
     long = Times(serve_ms=20_000)
@@ -207,4 +216,6 @@ MUTATIONS = _named(
     truncate_what_is_committed,
     keep_what_was_refused,
 )
-MUTATIONS_OF_TIME = _named(stand_while_it_is_heard, serve_for_long, serve_after_resigning)
+MUTATIONS_OF_TIME = _named(
+    stand_while_it_is_heard, count_from_the_question, serve_for_long, serve_after_resigning
+)

@@ -106,6 +106,7 @@ class Node:
         self.standing = False
         self.announcing = False
         self.handing_over = False
+        self.asks_since_ms: int | None = None  # what the store holds
         try:
             for entry in self.log.recover():
                 if entry.kind == epoch.KIND:
@@ -451,9 +452,18 @@ class Node:
         if answer is not None:
             self.stream.to_leader.append(answer)
 
-    def vote(self, now_ms: int) -> None:
-        """By the clock, as a process does."""
-        self.election.saw(self.store.read(), now_ms)
-        if self.election.decide(now_ms) is Decision.STAND:
+    def vote(self, now_ms: int, *, slowness: float = 0.0) -> None:
+        """By the clock, as a process does; `slowness`: how often the store makes it wait on."""
+        if self.asks_since_ms is None:
+            self.asks_since_ms = now_ms
+        if slowness and self.random.random() < slowness:
+            return
+        began_ms, self.asks_since_ms = self.asks_since_ms, None
+        self.saw(began_ms, now_ms)
+        if self.election.decide(began_ms) is Decision.STAND:
             self.leave()
             self.stand(now_ms)
+
+    def saw(self, began_ms: int, ended_ms: int) -> None:
+        """Of a read that took so long: what is in the store at its end."""
+        self.election.saw(self.store.read(), ended_ms)

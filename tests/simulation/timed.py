@@ -26,6 +26,7 @@ class TimedWorld(World):
         self._breaks: list[tuple[int, Stream]] = []  # when leaders notice that a stream ended
         self._hands_over = self.random.choice((0.0, 0.03))
         self._speed = self.random.choice((0.1, 0.7))  # of the store
+        self._slowness = self.random.choice((0.0, 0.95))  # of reads
         for node in self.nodes.values():
             node.on_break = self._on_break
         self._served = 0
@@ -136,7 +137,7 @@ class TimedWorld(World):
         else:
             node.announce()
             node.look_up()
-            node.vote(self.now_ms)
+            node.vote(self.now_ms, slowness=self._slowness)
 
     def _deliver_some(self, stream: Stream) -> None:
         leader, follower = stream.leader, stream.follower

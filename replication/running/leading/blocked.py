@@ -1,4 +1,4 @@
-"""Whom a leader waits for: who counts, and does not answer.  Without them nothing is committed."""
+"""What a leader waits for: who counts and does not answer, or its own disk."""
 
 from __future__ import annotations
 
@@ -25,16 +25,29 @@ class Blocked:
         self._lag_max_ms = lag_max_ms
         self._since_ms: int | None = None
         self._told = ""
+        self._synced_to: int | None = None  # all, or to there
+        self._synced_ms = 0
+        self._disk_stalls = False
 
-    def look(self, now_ms: int) -> tuple[str, ...]:
-        """Their names, sorted; `now_ms`: of the steady clock.  The log is told if it lasts."""
+    def look(self, now_ms: int, *, unsynced: bool = False) -> tuple[str, ...]:
+        """Their names, sorted; `now_ms`: of the steady clock.  The log is told if it lasts.
+
+        `unsynced`: something is written here and not synced.
+        """
         leader = self._leader
+        self._look_at_disk(now_ms, unsynced=unsynced)
         names = {*self._silent(now_ms)}
         if not leader.set.enough:
             names |= {*(leader.record.missing or [ANOTHER])}
         self.names = tuple(sorted(names))
         self._tell(now_ms)
         return self.names
+
+    def _look_at_disk(self, now_ms: int, *, unsynced: bool) -> None:
+        synced_to = self._leader.durable if unsynced else None
+        if synced_to is None or synced_to != self._synced_to:
+            self._synced_to, self._synced_ms = synced_to, now_ms
+        self._disk_stalls = now_ms - self._synced_ms >= TOLD_MS
 
     def _silent(self, now_ms: int) -> list[str]:
         at_end_ms = {p.replica: p.at_end_ms for p in self._leader.followers.values()}
@@ -46,23 +59,25 @@ class Blocked:
 
     def _tell(self, now_ms: int) -> None:
         """Where it runs, too: an operator looks there first."""
-        if not self.names:
+        reason = self.reason
+        if not reason:
             if self._told:
                 log.info("what is written is committed again")
             self._since_ms, self._told = None, ""
             return
         if self._since_ms is None:
             self._since_ms = now_ms
-        reason = self.reason
-        if reason != self._told and now_ms - self._since_ms >= TOLD_MS:
+        lasts = self._disk_stalls or now_ms - self._since_ms >= TOLD_MS
+        if reason != self._told and lasts:
             log.warning("%s", reason)
             self._told = reason
 
     @property
     def reason(self) -> str:
-        """For operators: whom it waits for, why, and what that stops; empty: nobody."""
+        """For operators: what it waits for, why, and what that stops; empty: nothing."""
         if not self.names:
-            return ""
+            stalls = f"a sync of the disk here takes more than {TOLD_MS / 1000:g} s"
+            return f"nothing is committed: {stalls}" if self._disk_stalls else ""
         text = f"nothing is committed: it waits for {', '.join(self.names)}"
         left = {each.name for each in self._leader.set.counted} - {*self.names}
         if len(left) < self._min:

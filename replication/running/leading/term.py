@@ -284,7 +284,8 @@ class Leading:
     def _show(self) -> None:
         """Tells if somebody looks different."""
         now = steady_ms()
-        blocked = self._blocked.look(now)
+        unsynced = self._log.written_position > self._log.durable_position
+        blocked = self._blocked.look(now, unsynced=unsynced)
         if self._roster.look(self.leader, blocked, self.kept.receivers(now)):
             self.on_change()
 

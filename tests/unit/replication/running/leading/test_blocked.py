@@ -78,6 +78,25 @@ def test_while_a_change_that_would_make_enough_is_not_answered_too_few_are_in_sy
     assert blocked.look(NOW_MS) == ("b",)
 
 
+def test_a_leader_whose_own_disk_stands_still_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Its followers have all, and nobody else would tell why nothing is committed."""
+    leader, _ = leading(A, B)
+    blocked = Blocked(leader, 2, lag_max_ms=10 * TOLD_MS)
+    leader.synced(64)
+    follows(leader, B)
+    for now_ms in (0, TOLD_MS - 1):
+        assert blocked.look(NOW_MS + now_ms, unsynced=True) == ()
+    leader.synced(72)  # some of it was: the disk goes on
+    for now_ms in (TOLD_MS, 2 * TOLD_MS - 1):
+        assert blocked.look(NOW_MS + now_ms, unsynced=True) == ()
+    assert blocked.reason == ""
+    assert blocked.look(NOW_MS + 2 * TOLD_MS, unsynced=True) == ()
+    assert blocked.reason == "nothing is committed: a sync of the disk here takes more than 3 s"
+    assert caplog.messages == [blocked.reason]
+    blocked.look(NOW_MS + 2 * TOLD_MS, unsynced=False)
+    assert blocked.reason == ""
+
+
 def test_the_log_is_told_once_and_not_of_a_moment(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     leader, blocked = leading(A, B)

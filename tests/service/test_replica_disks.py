@@ -1,0 +1,216 @@
+"""One trouble at a time with the disks of replicas: full, short of space, failed."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from duemq.errors import Internal
+from duemq_server.replication import disk_id
+from duemq_server.replication.running.leading.term import FULL_MS
+from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+from tests.service.replica_network import others_of, running_group
+from tests.service.running_cluster import until
+
+# Of a leader that is to stay one, however busy the machine is.
+LASTING_S = 30.0
+
+
+@pytest.fixture
+def running(monkeypatch, tmp_path):
+    """See running_group."""
+    return partial(running_group, monkeypatch, tmp_path)
+
+
+async def until_it_has_looked(member, times):
+    """At the record, so often from now on."""
+    campaign, looked = member.replica.campaign, set()
+
+    def looks():
+        looked.add(campaign._looked_ms)
+        return len(looked) > times
+
+    await until(looks)
+
+
+async def test_a_follower_whose_disk_is_full_is_out_until_there_is_space(running):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        full, _ = others_of(group, leader)
+        full.disk.full = True
+        await leader.term.write(b"one")
+        await until(lambda: full.role == ("joining", "its disk is full"))
+        record = leader.replica.leading.leader
+        await until(lambda: full.replica.me not in record.record.in_sync)
+        await leader.term.write(b"two")
+        full.disk.full = False
+        await until(lambda: full.replica.me in record.record.in_sync)
+        await until(lambda: full.lines == [b"one", b"two"])
+
+
+async def test_who_could_not_take_what_is_committed_long_since_is_sent_it_again(
+    running, monkeypatch
+):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        slow, _ = others_of(group, leader)
+        await slow.kill()
+        await group.write(b"one")  # committed without it
+        refused = []
+
+        def extend(log, position, runs, extend=ReplicaLog.extend):
+            if log.directory.startswith(str(slow.directory)) and not refused:
+                refused.append(position)
+                raise LogFull("too much waits for the disk")
+            return extend(log, position, runs)
+
+        monkeypatch.setattr(ReplicaLog, "extend", extend)
+        slow.start()
+        await until(lambda: bool(refused))
+        await until(lambda: slow.lines == [b"one"])
+        await group.in_sync(3)
+
+
+async def test_who_follows_with_a_disk_that_failed_ends(running, monkeypatch):
+    """By itself it would try one stream after the other, for ever: a start looks at the disk."""
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await late.kill()
+        for number in range(3):  # what it gets at once claims more than it has
+            await group.write(b"%d" % number)
+
+        def unlink(path):
+            raise DiskFailed(f"remove {path}: Input/output error")
+
+        monkeypatch.setattr(late.disk, "unlink", unlink)
+        late.start()
+        with pytest.raises(Internal, match=r"the disk failed: remove .*catching-up: Input/output"):
+            async with asyncio.timeout(LASTING_S):
+                await late.task
+        late.task = None
+        await late._vanish()
+
+
+async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
+    async with running(3) as (group, _, leader):
+        await leader.term.write(b"one")
+        leader.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"nowhere"))
+        await until(lambda: any(each.term is not None for each in others_of(group, leader)))
+        refused.cancel()
+        await group.write(b"two")
+        leader.disk.full = False
+        await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_who_survives_with_a_full_disk_leads_when_there_is_space(running):
+    async with running(2) as (group, _, leader):
+        [survivor] = others_of(group, leader)
+        survivor.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"one"))
+        await until(lambda: survivor.role == ("joining", "its disk is full"))
+        refused.cancel()
+        await leader.kill()
+        record = survivor.replica.campaign._store.blocking.read
+        await until(lambda: record().dead)
+        await until_it_has_looked(survivor, 10)
+        assert not survivor.task.done()
+        assert survivor.role == ("joining", "its disk is full")
+        survivor.disk.full = False
+        await until(lambda: survivor.role[0] == "preparing")
+        leader.start()
+        await group.write(b"two")
+
+
+async def test_a_leader_that_is_started_anew_with_a_full_disk_lets_another_one_lead(running):
+    """It takes over at once, for the record is in its name, and cannot write that it does."""
+    async with running(3) as (group, net, leader):
+        await leader.term.write(b"one")
+        others = others_of(group, leader)
+        for each in others:
+            net.stores[each.name].away = True
+        await leader.kill()
+        leader.disk.full = True
+        leader.start()
+        await until(lambda: leader.role[0] == "preparing")
+        epoch = leader.replica.leading.leader.epoch
+        for each in others:
+            net.stores[each.name].away = False
+        await group.write(b"two")
+        assert (await group.leader()).replica.leading.leader.epoch > epoch
+        leader.disk.full = False
+        await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_a_leader_without_space_to_note_its_epoch_leads(running, monkeypatch):
+    """Its log holds the epoch; who ended here would be started, take over, and end again."""
+    save = disk_id.save
+
+    def save_if_it_fits(data_dir, disk, known):
+        if known.epoch:
+            raise DiskFull("no space left")
+        return save(data_dir, disk, known)
+
+    monkeypatch.setattr(disk_id, "save", save_if_it_fits)
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
+        await leader.term.write(b"one")
+        [follower] = others_of(group, leader)
+        await until(lambda: follower.lines == [b"one"])
+
+
+async def test_a_leader_that_is_short_of_space_lets_one_lead_that_is_not(running):
+    async with running(3) as (group, _, leader):
+        await leader.term.write(b"one")
+        short, spare = others_of(group, leader)
+        short.disk.short = leader.disk.short = True
+        await until(lambda: spare.term is not None)
+        await group.write(b"two")
+        assert spare.replica.leading.leader.epoch == 2
+
+
+async def test_where_all_are_short_of_space_nobody_relieves_anybody(running):
+    async with running(2) as (group, _, leader):
+        (other,) = others_of(group, leader)
+        other.disk.short = True
+        term = leader.replica.leading
+        await until(lambda: all(each.short_of_space for each in term.leader.followers.values()))
+        leader.disk.short = True
+        await until(lambda: term._full_ms is not None and steady_ms() - term._full_ms > FULL_MS)
+        assert not term.no_space.done()
+        other.disk.short = False
+        await until(lambda: other.term is not None)
+
+
+async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(running):
+    async with running(3) as (group, _, leader):
+        full, spare = others_of(group, leader)
+        full.disk.full = True
+        await group.write(b"one")
+        leads = leader.replica.leading.leader
+        await until(lambda: full.replica.me not in leads.record.in_sync)
+        await group.write(b"two")
+        leader.disk.full = True
+        refused = asyncio.create_task(leader.term.write(b"nowhere"))
+        # Not the one that lacks line two; alone it commits nothing.
+        await until(lambda: spare.replica.leading is not None)
+        refused.cancel()
+        assert spare.term is None
+        assert not full.lines[2:]
+        full.disk.full = False
+        await group.write(b"three")  # by two, of which one has caught up
+        leader.disk.full = False
+        await group.in_sync(3)
+        histories = await group.histories(b"three")
+        assert set(map(tuple, histories.values())) == {(b"one", b"two", b"three")}
+
+
+async def test_a_follower_whose_disk_is_full_stops_cleanly(running, monkeypatch):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
+        [follower] = others_of(group, leader)
+
+        def checkpoint():
+            raise DiskFull("no space left")
+
+        monkeypatch.setattr(follower.replica.state, "checkpoint", checkpoint)
+        await follower.stop()
+        assert not leader.task.done()
