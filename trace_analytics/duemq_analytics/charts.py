@@ -155,7 +155,8 @@ def _shown(label: str) -> str:
 
 def _svg(figure: Figure, label: str) -> str:
     out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    # Not by `savefig`, which draws everything twice: once only to find its places.
+    FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     drawing = text[text.index("<svg") :]
     for pattern, kept in _CLEANED:

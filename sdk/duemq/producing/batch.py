@@ -11,7 +11,7 @@ message costs no object of its own while it is on its way.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from duemq.producing import batch_encoding, handle
@@ -183,9 +183,8 @@ class Batch:
         """
         if index >= self.traced_next:
             self.traced_next = index + 1 + spans.head.gap()
-        begun = begin_send(self.topic, body_bytes, extras, labels, parent)
-        if begun is not None:
-            self._add_begun(index, *begun)
+        for each in begin_sends(self.topic, [(index, body_bytes)], extras, labels, parent):
+            self._add_begun(*each)
 
     def _add_begun(self, index: int, span: sends.Begun, encoded: bytes) -> None:
         self.traced = True
@@ -350,12 +349,20 @@ class Batch:
         )
 
 
-def begin_send(
-    topic: str, body_bytes: int, extras: Extras | None, labels: Labels, parent: SpanContext | None
-) -> tuple[sends.Begun, bytes] | None:
-    """As `sends.begin`; None too for what gets no trace, or has no room for one."""
+def begin_sends(
+    topic: str,
+    messages: Iterable[tuple[int, int]],
+    extras: Extras | None,
+    labels: Labels,
+    parent: SpanContext | None,
+) -> list[Begun]:
+    """As `sends.begin`, of (index, bytes of the body); without those that get no trace."""
     if parent is sends.UNSAMPLED:
-        return None
+        return []
     if extras is not None and len(extras.encoded) > PROPERTIES_BYTES_DEFAULT - TRACE_BYTES_MAX:
-        return None
-    return sends.begin(topic, body_bytes, *labels, parent)
+        return []
+    light = sends.begin_light(messages, *labels, parent)
+    if light is not None:
+        return light
+    begun = ((at, sends.begin(topic, size, *labels, parent)) for at, size in messages)
+    return [(at, *each) for at, each in begun if each is not None]

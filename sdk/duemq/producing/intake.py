@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanContext
 
 from duemq.errors import DuemqError, InvalidArgument, InvariantError, Overloaded, TooLarge
 from duemq.message import Outgoing
-from duemq.producing.batch import NO_LABELS, RECORD_BYTES, Batch, Begun, Labels, begin_send
+from duemq.producing.batch import NO_LABELS, RECORD_BYTES, Batch, Begun, Labels, begin_sends
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
 from duemq.producing.keyed.intake import KeyedIntake, check_keyed
 from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, body_of, chunks_of
@@ -326,8 +326,6 @@ def _begun(
     parent: SpanContext | None,
 ) -> list[Begun]:
     """The spans of those bodies that get one."""
-    if parent is sends.UNSAMPLED:
-        return []
     indexes = range(len(bodies)) if parent is not None else spans.head.drawn(len(bodies))
-    begun = ((at, begin_send(topic, len(bodies[at]), extras, labels, parent)) for at in indexes)
-    return [(at, *each) for at, each in begun if each is not None]
+    sizes = ((at, len(bodies[at])) for at in indexes)
+    return begin_sends(topic, sizes, extras, labels, parent)

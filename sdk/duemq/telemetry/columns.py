@@ -1,7 +1,7 @@
 """Spans by column: the body of a %TRACE% message (protos/duemq/v1/trace.proto).
 
-A column in which every row has the default is left out.  Attributes that have a column go
-there if they have its type; the rest of a span's attributes is one JSON object a row.
+A column in which every row has the default is left out.  Attributes go to their column if it can
+hold them; the rest is one JSON object a row.
 The way back, to Arrow, is trace_analytics/duemq_analytics/source/spans.py.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 from operator import sub
 from typing import Any
@@ -69,7 +69,7 @@ _RANGES = {
     "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
     "attempt": range(-(2**31), 2**31),
 }
-"""What a reader takes for damage is beyond: it stays with the attributes without a column."""
+"""Beyond, a reader takes it for damage."""
 
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
@@ -177,7 +177,7 @@ def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
 def _taken(
     rows: Sequence[dict[str, Any]], name: str, fits: Callable[[Any], bool], default: Any
 ) -> list[Any]:
-    """The attribute out of every row; one of another type stays with the rest."""
+    """The attribute out of every row; one that does not fit stays with the rest."""
     return [row.pop(name) if name in row and fits(row[name]) else default for row in rows]
 
 
@@ -204,11 +204,24 @@ def _text_of(resource: Resource | None, name: str) -> str:
 
 
 def _put_strings(column: StringColumn, values: Sequence[str]) -> None:
-    if not any(values):
+    table = dict.fromkeys(values)
+    if len(table) == 1:  # of most columns: the same in every row
+        if values[0]:
+            column.values.append(values[0])
+            column.rows.MergeFrom(_zeros(len(values)).rows)
         return
-    table = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    column.rows.extend(map(table.__getitem__, values))
+    if len(table) == len(values):
+        column.rows.extend(range(len(values)))
+    else:
+        numbers = dict(zip(table, range(len(table)), strict=True))
+        column.rows.extend(map(numbers.__getitem__, values))
     column.values.extend(table)
+
+
+@lru_cache
+def _zeros(count: int) -> StringColumn:
+    """So many rows of the first value."""
+    return StringColumn(rows=[0] * count)
 
 
 def _put_numbers(column: Any, values: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ span is a tuple until it is exported: one of OpenTelemetry's would cost more tha
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import getrandbits, randbytes
 from time import time_ns
 from typing import NamedTuple, Protocol, TypeAlias
@@ -127,16 +127,6 @@ def begin(
     The decision was made, by `parent_of` or by the sampler's `gap`, unless the sampler is not
     known: None if that refuses.
     """
-    carries = properties is not None and TRACEPARENT in properties
-    state = parent is not None and parent.trace_state
-    if not carries and not state and spans.light_sink() is not None:
-        if parent is None:
-            trace_id = getrandbits(64) << 64 | spans.head.low_bits()
-        else:
-            trace_id = parent.trace_id
-        ids = trace_id.to_bytes(16, "big"), randbytes(8)
-        light = Light(*ids, time_ns(), body_bytes, key, tag, parent)
-        return light, light.encoded
     span = spans.start_send(
         topic,
         key=key,
@@ -149,6 +139,27 @@ def begin(
         return None
     texts = ((name.encode(), value.encode()) for name, value in span.properties.items())
     return span, b"".join(property_entry(name, value) for name, value in texts)
+
+
+def begin_light(
+    messages: Iterable[tuple[int, int]],
+    key: str | None,
+    tag: str | None,
+    properties: Mapping[str, str] | None,
+    parent: SpanContext | None,
+) -> list[tuple[int, Begun, bytes]] | None:
+    """As `begin`, of a frame's messages (index, bytes of the body); None: spans cannot be light."""
+    carries = TRACEPARENT in (properties or ()) or (parent is not None and parent.trace_state)
+    if carries or spans.light_sink() is None:
+        return None
+    low_bits, start_ns = spans.head.low_bits, time_ns()
+    begun: list[tuple[int, Begun, bytes]] = []
+    for index, body_bytes in messages:
+        trace_id = parent.trace_id if parent else getrandbits(64) << 64 | low_bits()
+        ids = trace_id.to_bytes(16, "big"), randbytes(8)
+        light = Light(*ids, start_ns, body_bytes, key, tag, parent)
+        begun.append((index, light, light.encoded))
+    return begun
 
 
 def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -> None:

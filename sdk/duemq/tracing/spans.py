@@ -5,21 +5,13 @@
 
 Off until the application sets a tracer provider, `duemq.telemetry.configure` does, or `use`
 is called.  Callers ask `enabled()` once per frame (or once at start) and call nothing else
-while it is false, so that tracing that is off costs one boolean.  Sampling is the
-provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
+while it is false, so that tracing that is off costs one boolean.
 
 A message's creation context is its send span.  Where that is sampled, it travels as the property
-`traceparent` (W3C Trace Context); everyone downstream spans what carries one and nothing else,
-whatever their own samplers say, so that tracing costs what it samples (sampling.py).  One that the
-application set itself stays and is followed.  What handles a frame of many messages becomes one
+`traceparent` (W3C Trace Context); everyone downstream spans what carries one and nothing else, so
+that tracing costs what it samples (sampling.py).  What handles a frame of many messages becomes one
 span: child of the first sampled context in it and linked to all of them (at most LINKS_MAX).
-`messaging.batch.message_count` says how many messages there are, `duemq.sampled_count` how many of
-them are in a trace, where that is not all.  Topics of the system (%TRACE% among them) are never
-traced.  A message that was not processed has a span `settle` for its sending back, and a span
-`process` for each attempt.  `store`, `schedule` and `fire` are made by the services.
-
-A process span (processing.py) is a child of the creation context as well as linked to it, so that
-one message is one trace.
+What spans say and count: trace_analytics/README.md, "Turning traces on".
 """
 
 from __future__ import annotations
@@ -155,7 +147,6 @@ class SendSpan:
         message_id: str = "",
         due_ms: int = 0,
         server: str = "",
-        end_ns: int | None = None,
     ) -> None:
         """The broker has it; for a delayed message queue and offset are those in %TIMER%.
 
@@ -164,7 +155,7 @@ class SendSpan:
         attributes = server_of(server) | {QUEUE: str(queue), QUEUE_OFFSET: offset}
         attributes |= filled({MESSAGE_ID: message_id, BROKER: broker, DUE_MS: due_ms})
         self._span.set_attributes(attributes)
-        self._span.end(end_ns)
+        self._span.end()
 
     def failed(self, error: BaseException, *, message_id: str = "") -> None:
         """It was not stored, or nobody knows."""
@@ -181,7 +172,6 @@ def start_send(
     key: str | None = None,
     tag: str | None = None,
     body_bytes: int = 0,
-    client_id: str = "",
     properties: Mapping[str, str] | None = None,
 ) -> SendSpan | None:
     """Starts a message's send span as a child of the caller's span; None: not traced.
@@ -197,7 +187,7 @@ def start_send(
         return None
     attributes = attributes_of("send", topic)
     attributes[BODY_BYTES] = body_bytes
-    attributes |= filled({MESSAGE_ID: message_id, KEY: key, TAG: tag, CLIENT_ID: client_id})
+    attributes |= filled({MESSAGE_ID: message_id, KEY: key, TAG: tag})
     tracer = _chosen if chosen else _tracer
     assert tracer is not None
     span = tracer.start_span(
@@ -300,8 +290,7 @@ def record(
 ) -> None:
     """Records one span for all of `found`; none for none.  While `enabled`.
 
-    Messages that are not sampled are not counted, so that all spans of all messages add up to the
-    same numbers.
+    What is not sampled is not counted: all spans of all messages add up to the same numbers.
     """
     first = next(found.sampled, None)
     if first is None:

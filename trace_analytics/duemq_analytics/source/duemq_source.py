@@ -45,7 +45,7 @@ BATCH_BYTES = 64 * 1024 * 1024
 """The same in bytes, for rows that are large."""
 
 _MANY = BATCH_ROWS * PULL_BYTES // BATCH_BYTES
-"""A run is of one pull: where each has so many messages, a batch is full of rows before of bytes."""
+"""A run is of one pull: of runs with so many messages a batch is full of rows before of bytes."""
 
 _body = attrgetter("body")
 _logger = logging.getLogger(__name__)

@@ -269,3 +269,23 @@ def test_spans_that_nobody_takes_are_counted(monkeypatch):
     p.answered()
     spans.use(None)
     assert p.pipeline.dropped_by_reason["shutdown"] == 7
+
+
+@pytest.fixture
+def only_light():
+    made = Producer(TENTH)
+    yield made
+    spans.use(None)
+    made.pipeline.shutdown(30)
+
+
+def test_what_the_messages_of_a_frame_share_is_asked_for_once(only_light, monkeypatch):
+    light_sink, asked = spans.light_sink, []
+    monkeypatch.setattr(spans, "light_sink", lambda: asked.append(1) or light_sink())
+    only_light.send_many(COUNT)
+    with inside(sampled=True):
+        only_light.send_many(COUNT)
+    frames = only_light.answered()
+    assert len(asked) == len(frames)
+    assert carried(frames) == only_light.exported()
+    assert len(only_light.exported()) > COUNT

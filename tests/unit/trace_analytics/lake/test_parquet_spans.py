@@ -1,4 +1,4 @@
-"""What a lake's folder has after a job that was killed; no Spark where there is nothing to merge."""
+"""What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_spans import ParquetSpans
