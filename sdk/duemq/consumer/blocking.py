@@ -112,7 +112,7 @@ class PushConsumer(Closing):
                 self.close()  # Ctrl-C: the group may have this member by now
             finally:
                 self._release()
-                self._started = False  # `run` is refused as `start` is
+                self._started = False  # `run` raises
             raise
 
     def run(self) -> None:
