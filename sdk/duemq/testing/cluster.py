@@ -22,6 +22,7 @@ from duemq.descriptions import (
     TimerDescription,
     TimerHold,
 )
+from duemq.errors import TopicExists
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
 from duemq.producing.cancels import Handle
@@ -79,8 +80,10 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     # ── before ───────────────────────────────────────────────────────────────────────
 
     def create_topic(self, name: str, *, queues: int = QUEUES) -> None:
-        """As `Admin.create_topic`; sends make topics, too.  Raises InvalidArgument."""
+        """As `Admin.create_topic`; sends make topics, too.  Raises InvalidArgument, TopicExists."""
         with self._lock:
+            if self._broker.has_topic(name):
+                raise TopicExists(f"topic {name!r} exists", field="name", value=name)
             self._broker.create_topic(name, queues)
 
     def delete_topic(self, name: str) -> None:
