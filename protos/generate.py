@@ -59,7 +59,9 @@ def messages_of(module: str) -> str:
 
 def stubs_of(messages: str, package: str, services: list[str]) -> str:
     """The clients' half; serving/server.py makes the servers' half of the descriptors as well."""
-    lines = ["from duemq.v1 import Stub", f"from {package} import {messages}"]
+    lines = [f"from {package} import {messages}", "from duemq.v1 import Stub"]
+    if package == "duemq.v1":
+        lines = [f"from duemq.v1 import Stub, {messages}"]
     for name in services:
         service = f"{messages}.DESCRIPTOR.services_by_name[{name!r}]"
         lines += ["", "", f"class {name}Stub(Stub):", f"    service = {service}"]

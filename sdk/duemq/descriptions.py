@@ -20,7 +20,7 @@ class TopicSummary:
     queues: int
     """On all brokers together."""
     message_bytes_max: int
-    """Of a message's body; where brokers differ, the least."""
+    """Of a message's body; where brokers differ, the least.  0: a broker's own limit."""
     brokers: tuple[str, ...]
 
 

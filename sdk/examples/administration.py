@@ -5,7 +5,7 @@ import sys
 from duemq import Admin, Producer
 from duemq.errors import TopicExists
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 
 with Admin(NAMESERVER) as admin, Producer(NAMESERVER) as producer:
     try:

@@ -5,7 +5,7 @@ import sys
 
 from duemq import aio
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 
 
 async def main():

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from duemq import CancelOutcome, Producer
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 
 with Producer(NAMESERVER) as producer:
     tomorrow = datetime.now(UTC) + timedelta(days=1)

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from duemq import ConsumerSettings, Message, Outgoing, Producer, PushConsumer
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 STEPS = ("ordered", "paid", "sent")
 CUSTOMERS = ("ada", "bob", "eve")
 

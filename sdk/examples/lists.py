@@ -5,7 +5,7 @@ import threading
 
 from duemq import Admin, BatchFailed, DeadLetter, Message, Producer, PushConsumer, RetryLater
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 
 billed: list[Message] = []
 all_billed = threading.Event()

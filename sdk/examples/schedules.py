@@ -1,13 +1,16 @@
 """Messages that repeat: a report on weekdays, and a beat every second."""
 
 import sys
+from contextlib import suppress
 
 from duemq import Admin, PullConsumer
+from duemq.errors import TopicExists
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 
 with Admin(NAMESERVER) as admin:
-    admin.create_topic("beats")
+    with suppress(TopicExists):
+        admin.create_topic("beats")
     # Weekdays at nine in Berlin, also on the days when clocks are changed there.
     outcome, schedule = admin.put_schedule(
         "report", topic="beats", body=b"never seen", cron="0 9 * * MON-FRI", zone="Europe/Berlin"

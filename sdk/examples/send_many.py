@@ -5,7 +5,7 @@ import sys
 from duemq import Outgoing, Producer
 from duemq.errors import DuemqError, NotAllSent
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 
 with Producer(NAMESERVER) as producer:
     receipts = producer.send_many("readings", (b"reading %d" % i for i in range(10_000)))

@@ -5,7 +5,7 @@ import sys
 from duemq import Outgoing, Producer, PullConsumer
 from duemq.errors import TimerExists
 
-NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"
+NAMESERVER = sys.argv[1] if len(sys.argv) > 1 else None  # None: as DUEMQ_NAMESERVER says
 CART = ("carts", "customer-7")
 
 with Producer(NAMESERVER) as producer:

@@ -32,6 +32,7 @@ from duemq.errors import (
     ScheduleNotFound,
     TimerExists,
     TooLarge,
+    TopicExists,
     TopicNotFound,
 )
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
@@ -657,6 +658,31 @@ def test_a_topic_that_is_made_anew_is_another_one(
     with world.consumer(group, topic, lambda m: received.append(m.body), settings=settings):
         world.settle()
     assert len(received) == len(old) + len(new)
+
+
+def test_a_topic_is_made_once(world: World) -> None:
+    topic = name("t")
+    world.producer.send(topic, b"makes it")
+    with pytest.raises(TopicExists) as refused:
+        world.create_topic(topic, queues=1)
+    assert (refused.value.field, refused.value.value) == ("name", topic)
+
+
+def test_what_is_due_waits_for_a_topic_that_was_deleted(world: World) -> None:
+    topic, got = name("t"), list[Message]()
+    world.create_topic(topic, queues=1)
+    for body in (b"1", b"2"):
+        world.producer.send(topic, body, delay="200ms")
+    world.delete_topic(topic)
+    world.settle()
+    [count] = world.looks.count_timers(topic)
+    assert (count.pending, count.fired) == (2, 0)
+    assert [each.state for each in world.looks.list_timers(topic)] == [TimerState.PENDING] * 2
+    world.create_topic(topic, queues=1)
+    with world.consumer(name("g"), topic, got.append):
+        world.until(lambda: len(got) == 2)
+    assert sorted(bodies(got)) == [b"1", b"2"]
+    assert list(world.looks.list_timers(topic)) == []
 
 
 def test_batches(world: World) -> None:

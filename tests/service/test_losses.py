@@ -202,7 +202,7 @@ async def test_on_error_cannot_close_a_blocking_producer_which_goes_on(cluster, 
                 continue
 
     told, receipt, _ = await asyncio.to_thread(program)
-    assert [type(error) for error in told][0] is Timeout
+    assert isinstance(told[0], Timeout)
     assert receipt.broker == "a"
     assert any("on_error failed" in line for line in errors_in(caplog))
 
@@ -352,6 +352,16 @@ def test_the_twin_raises_alike():
     with pytest.raises(NotAllSent, match="1 message not acknowledged"):
         producer.close()
     producer.close()
+
+
+async def test_the_twins_tell_on_error_alike():
+    told = []
+    options = {"on_error": lambda receipt, error: told.append((receipt.topic, type(error)))}
+    async with AioMemoryCluster().producer(**options) as producer:
+        producer.submit("t", bytes(5 << 20))
+    with MemoryCluster().producer(**options) as blocking:
+        blocking.submit("t", bytes(5 << 20))
+    assert told == [("t", TooLarge)] * 2
 
 
 async def test_the_asyncio_twin_raises_alike():

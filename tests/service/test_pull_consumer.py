@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+import duemq
 from duemq.aio import PullConsumer
 from duemq.errors import (
     Closed,
@@ -15,8 +16,10 @@ from duemq.errors import (
     OffsetOutOfRange,
     QueueNotFound,
     TopicNotFound,
+    Unavailable,
 )
 from duemq.protocol.balance import MessageQueue
+from duemq.settings import ClientSettings
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -233,6 +236,40 @@ async def test_a_queue_that_is_not_there_is_refused(cluster, topic) -> None:
         with pytest.raises(QueueNotFound) as refused:
             await reader.assign([MessageQueue(topic, "b0", 77)])
         assert refused.value.value == "77"
+
+
+async def test_what_is_no_queue_is_refused(cluster, topic) -> None:
+    queue = MessageQueue(topic, "b0", 0)
+    async with consumer(cluster, "readers") as reader:
+        for wrong in (queue, [tuple(queue)], [topic]):
+            with pytest.raises(InvalidArgument) as refused:
+                await reader.assign(wrong)
+            assert refused.value.field == "queue"
+        for call in (reader.committed(topic), reader.commit({topic: 0})):
+            with pytest.raises(InvalidArgument) as refused:
+                await call
+            assert refused.value.field == "queue"
+
+
+@pytest.mark.parametrize("kind", [PullConsumer, duemq.PullConsumer])
+async def test_a_start_that_failed_may_be_tried_again(cluster, topic, kind) -> None:
+    reader = kind(nameserver="127.0.0.1:1")
+    client = getattr(reader, "_consumer", reader)._client
+    client.settings = ClientSettings(connect_timeout_s=0.2)
+
+    async def call(method, *arguments):
+        if kind is PullConsumer:
+            return await method(*arguments)
+        return await asyncio.to_thread(method, *arguments)
+
+    with pytest.raises(Unavailable):
+        await call(reader.start)
+    with pytest.raises(Closed):
+        await call(reader.poll, 0.0)
+    client.nameservers, client.settings = (cluster.nameserver,), ClientSettings()
+    await call(reader.start)
+    assert await call(reader.queues, topic)
+    await call(reader.close)
 
 
 async def test_a_consumer_lives_once(cluster, topic) -> None:

@@ -74,7 +74,7 @@ def list_topics(session: Session, /, system: bool) -> Exit:
     """List all topics.
 
     The exit code is 5 if a broker is away: it may have others.  With --json: topic, queues,
-    message_bytes_max, brokers; and {missing_brokers}.
+    message_bytes_max (0: up to the brokers), brokers; and {missing_brokers}.
     """
     with session.admin() as admin:
         found, missing = known(lambda: admin.topics(system=system))
@@ -82,7 +82,7 @@ def list_topics(session: Session, /, system: bool) -> Exit:
         {
             "topic": each.name,
             "queues": each.queues,
-            "message_bytes_max": each.message_bytes_max,
+            "message_bytes_max": each.message_bytes_max or (0 if session.output.as_json else None),
             "brokers": each.brokers,
         }
         for each in found

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from duemq.administering.forgetting import Forgetting
 from duemq.administering.groups import Groups
-from duemq.administering.holding.holds import TimerHolds
+from duemq.administering.holds import TimerHolds
 from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
-from duemq.administering.pending.changing import PendingTimers
+from duemq.administering.pending_timers import PendingTimers
 from duemq.administering.probes import Probes
-from duemq.administering.repeating.schedules import Schedules
+from duemq.administering.schedules import Schedules
 from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
 from duemq.producing.keyed.calls import TimerCalls

@@ -1,15 +1,35 @@
-"""What timer shards hold, asked of all of them and joined."""
+"""What timer shards hold: counted, and looked at one by one: by handle, or in due order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from duemq.administering.asking import refuse_missing
-from duemq.administering.asking_shards import AskingShards
-from duemq.descriptions import TimerBucket, TimerCount
+from duemq.administering.timer_shards import AskingShards
+from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
+from duemq.errors import MissingBroker, Unavailable
+from duemq.producing.cancels import Handle, decoded_all
+from duemq.producing.handle import text_of
+from duemq.protocol import checks, moments
+from duemq.protocol.limits import TIMERS_MAX
+from duemq.protocol.moments import Moment
+from duemq.protocol.names import check_topic
+from duemq.protocol.route import TimerShard
+from duemq.protocol.timer_keys import check_timer_key
+from duemq.transport import retrying, status
 from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc
+from duemq.v1.message_pb2 import TimerHandle
 
 Stub = timer_inspector_pb2_grpc.TimerInspectorStub
+PAGE = 500  # timers asked for at once
+_STATES = {
+    timer_inspector_pb2.TIMER_PENDING: TimerState.PENDING,
+    timer_inspector_pb2.TIMER_FIRED: TimerState.FIRED,
+    timer_inspector_pb2.TIMER_CANCELLED: TimerState.CANCELLED,
+}
 
 
 class Timers(AskingShards):
@@ -47,6 +67,169 @@ class Timers(AskingShards):
         buckets = _joined(answers)
         refuse_missing(missing, partial=buckets)
         return buckets
+
+    async def get_timers(self, handles: Sequence[Handle]) -> list[TimerDescription]:
+        """What became of delayed messages, by receipt or handle; of pending ones all, with bodies.
+
+        A shard that is away or has not received a message yet is asked again for
+        `request_timeout_s`.  Raises InvalidArgument for what is not a handle, Unavailable, Corrupt.
+        """
+        wanted = decoded_all(handles)
+        found: dict[int, TimerDescription] = {}
+        deadline = time.monotonic() + self._asker.timeout_s
+
+        async def attempt(left_s: float) -> None:
+            by_shard: defaultdict[str, list[int]] = defaultdict(list)
+            for at, handle in enumerate(wanted):
+                if at not in found:
+                    by_shard[self._client.timer_of(handle.queue_id).address].append(at)
+            asked = (
+                self._get(address, wanted, places, found, left_s)
+                for address, places in by_shard.items()
+            )
+            retrying.raise_one_of(await asyncio.gather(*asked))
+
+        await retrying.until(deadline, attempt, self._client.settings.away_timeout_s)
+        return [found[at] for at in range(len(wanted))]
+
+    async def _get(
+        self,
+        address: str,
+        wanted: Sequence[TimerHandle],
+        places: Sequence[int],
+        found: dict[int, TimerDescription],
+        left_s: float,
+    ) -> Exception | None:
+        """Fills `found`; the last error of a handle."""
+        stub = Stub(self._client.channel(address))
+        error, done = None, 0
+        while done < len(places):
+            asked = places[done : done + TIMERS_MAX]
+            request = timer_inspector_pb2.GetTimersRequest(handles=[wanted[at] for at in asked])
+            answer = await status.answer(stub.GetTimers(request, timeout=left_s), address)
+            if not answer.timers:
+                return Unavailable(f"{address} answered nothing for {len(asked)} handles")
+            for at, each in zip(asked, answer.timers, strict=False):
+                if each.HasField("error"):
+                    error = status.from_proto(each.error)
+                else:
+                    found[at] = _description(each, with_body=True)
+            done += len(answer.timers)
+        return error
+
+    async def list_timers(
+        self,
+        topic: str,
+        *,
+        key_prefix: str = "",
+        since: Moment | None = None,
+        until: Moment | None = None,
+        limit: int | None = None,
+        bodies: bool = False,
+    ) -> AsyncGenerator[TimerDescription, None]:
+        """A topic's pending messages in due order, read page by page as they are taken.
+
+        Of a `timer_key` that begins with `key_prefix`; due at `since` or later, and before `until`;
+        at most `limit`.  What is pending all the while comes once; what comes or goes meanwhile,
+        may.  Raises InvalidArgument; PartialAnswer, when all others are handed out, if a shard is
+        away; Corrupt.
+        """
+        request = _request(topic, key_prefix, since, until, limit, bodies)
+        alive, missing = await self._shards_there()
+        listings = [_Listing(self, each, request, missing) for each in alive]
+        await asyncio.gather(*(each.fill() for each in listings))
+        left = limit
+        while left is None or left > 0:
+            heads = [each for each in listings if each.timers]
+            if not heads:
+                break
+            first = min(heads, key=lambda each: each.timers[0].handle.due_ms)
+            yield _description(first.timers.pop(0), with_body=bodies)
+            left = None if left is None else left - 1
+            if not first.timers:
+                await first.fill()
+        refuse_missing(missing, partial=[])
+
+
+class _Listing:
+    """A shard's part of a list, a page at a time."""
+
+    def __init__(
+        self,
+        admin: Timers,
+        shard: TimerShard,
+        request: timer_inspector_pb2.ListTimersRequest,
+        missing: list[MissingBroker],
+    ) -> None:
+        self.timers: list[timer_inspector_pb2.TimerInfo] = []
+        self._admin = admin
+        self._shard = shard
+        self._missing = missing
+        self._request = timer_inspector_pb2.ListTimersRequest()
+        self._request.CopyFrom(request)
+        self._over = False
+
+    async def fill(self) -> None:
+        """Gets the next timers, if there are any."""
+        while not self.timers and not self._over:
+            page = await self._admin._ask_or_miss(
+                self._shard,
+                Stub.ask("ListTimers", self._request),
+                self._missing,
+            )
+            if page is None:
+                self._over = True
+                return
+            self.timers.extend(page.timers)
+            self._request.token = page.token
+            self._over = not page.token
+
+
+def _request(
+    topic: str,
+    key_prefix: str,
+    since: Moment | None,
+    until: Moment | None,
+    limit: int | None,
+    bodies: bool,
+) -> timer_inspector_pb2.ListTimersRequest:
+    check_topic(topic)
+    if key_prefix != "":
+        check_timer_key(key_prefix, "key_prefix")
+    checks.flag("bodies", bodies)
+    now_ms = time.time_ns() // 1_000_000
+    if limit is not None:
+        checks.whole("limit", limit, 1, 1 << 40)
+    return timer_inspector_pb2.ListTimersRequest(
+        topic=topic,
+        key_prefix=key_prefix,
+        from_ms=0 if since is None else moments.epoch_ms(since, now_ms, "since"),
+        to_ms=0 if until is None else max(1, moments.epoch_ms(until, now_ms, "until")),
+        limit=min(limit or PAGE, PAGE),
+        with_bodies=bodies,
+    )
+
+
+def _description(found: timer_inspector_pb2.TimerInfo, *, with_body: bool) -> TimerDescription:
+    handle = found.handle
+    text = text_of(handle)
+    state = _STATES.get(found.state, TimerState.UNKNOWN)
+    if not found.HasField("record"):
+        return TimerDescription(text, state, handle.due_ms)
+    record = found.record
+    state = TimerState.HELD if found.held else state
+    return TimerDescription(
+        text,
+        state,
+        handle.due_ms,
+        found.topic,
+        record.timer_key or None,
+        record.key or None,
+        record.tag or None,
+        record.message_id,
+        dict(record.properties),
+        record.body if with_body else None,
+    )
 
 
 def _joined(answers: Iterable[timer_inspector_pb2.TimerHistogram]) -> list[TimerBucket]:

@@ -103,8 +103,8 @@ class PushConsumer(Closing):
         """
         if self._started:
             raise Closed("a consumer is started once")
-        self._started = True
         self._thread = LoopThread.acquire()
+        self._started = True
         try:
             self._thread.run(self._consumer.start())
         except BaseException:
@@ -112,7 +112,7 @@ class PushConsumer(Closing):
                 self.close()  # Ctrl-C: the group may have this member by now
             finally:
                 self._release()
-                self._started = False  # `run` is refused as `start` is
+                self._started = False  # `run` raises
             raise
 
     def run(self) -> None:
@@ -182,7 +182,10 @@ class PullConsumer(Face):
         self._hosted = Hosted(self._consumer, "the consumer")
 
     def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers in time, Closed if repeated."""
+        """Connects.  Raises Unavailable if no nameserver answers: it may be tried again.
+
+        Raises Closed if it was started before.
+        """
         self._hosted.start()
 
     def close(self) -> None:

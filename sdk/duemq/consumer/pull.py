@@ -14,8 +14,7 @@ from time import monotonic, time_ns
 from typing import Literal
 
 from duemq.consumer.fetching.fetcher import Fetcher, Source
-from duemq.consumer.fetching.filter_check import check_filters
-from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets
+from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets, check_filters
 from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
@@ -92,11 +91,14 @@ class PullConsumer(AsyncClient):
     # --- life ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers in time, Closed if repeated."""
-        if self._started:
+        """Connects.  Raises Unavailable if no nameserver answers: it may be tried again.
+
+        Raises Closed if it was started before.
+        """
+        if self._started or self._closed:
             raise Closed("a consumer is started once")
-        self._started = True
         await self._client.start()
+        self._started = True
 
     async def close(self) -> None:
         """Ends; commits nothing by itself.  Idempotent."""
@@ -274,6 +276,7 @@ class PullConsumer(AsyncClient):
             offsets = {queue: self.position(queue) for queue in self._sources}
         by_broker: dict[str, list[Commit]] = {}
         for queue, offset in offsets.items():
+            checks.instance("queue", queue, MessageQueue)
             checks.whole("offset", offset, 0, OFFSET_MAX)
             source = self._sources.get(queue)
             commit = Commit(queue, offset, 0, source.topic_id if source is not None else 0)
@@ -293,6 +296,8 @@ class PullConsumer(AsyncClient):
 
     async def _ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueOffsets]:
         wanted = list(queues)
+        for queue in wanted:
+            checks.instance("queue", queue, MessageQueue)
         places = sorted({(queue.broker, queue.topic) for queue in wanted})
         answers = await asyncio.gather(
             *(self._offsets.ranges(broker, topic) for broker, topic in places)

@@ -16,12 +16,15 @@ What the twin leaves out stands in sdk/README.md, "Testing your code".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from duemq.consumer.blocking import PushConsumer
 from duemq.consumer.delivery.calling import check_ran
+from duemq.errors import DuemqError
 from duemq.producing.blocking import Producer
+from duemq.producing.receipt import PendingReceipt
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
@@ -34,9 +37,14 @@ __all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
 class MemoryCluster(ClusterCore[PushConsumer]):
     """A cluster in memory, with a clock that the test moves."""
 
-    def producer(self, *, settings: ProducerSettings | None = None) -> Producer:
+    def producer(
+        self,
+        *,
+        on_error: Callable[[PendingReceipt, DuemqError], object] | None = None,
+        settings: ProducerSettings | None = None,
+    ) -> Producer:
         """A `duemq.Producer` whose sends are stored when they return."""
-        return MemoryProducer(self._broker, self._lock, settings)
+        return MemoryProducer(self._broker, self._lock, on_error, settings)
 
     def _new_consumer(self, *args: Any, **options: Any) -> PushConsumer:
         return MemoryPushConsumer(self._groups, self.deliver, *args, **options)

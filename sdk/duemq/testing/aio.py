@@ -9,11 +9,14 @@ async with cluster.producer() as producer, cluster.push_consumer("billing", "ord
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from duemq import aio
 from duemq.consumer.delivery.calling import check_ran
+from duemq.errors import DuemqError
+from duemq.producing.receipt import AwaitableReceipt
 from duemq.settings import ProducerSettings
 from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
@@ -26,9 +29,14 @@ __all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
 class MemoryCluster(ClusterCore[aio.PushConsumer]):
     """A cluster in memory, with a clock that the test moves."""
 
-    def producer(self, *, settings: ProducerSettings | None = None) -> aio.Producer:
+    def producer(
+        self,
+        *,
+        on_error: Callable[[AwaitableReceipt, DuemqError], object] | None = None,
+        settings: ProducerSettings | None = None,
+    ) -> aio.Producer:
         """A `duemq.aio.Producer`, to be started."""
-        return AioMemoryProducer(self._broker, self._lock, settings)
+        return AioMemoryProducer(self._broker, self._lock, on_error=on_error, settings=settings)
 
     def _new_consumer(self, *args: Any, **options: Any) -> aio.PushConsumer:
         return AioMemoryPushConsumer(self._groups, self.deliver, *args, **options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import grpc.aio
 
 from duemq.administering.asking import Method
-from duemq.administering.repeating.schedules import Schedules
+from duemq.administering.schedules import Schedules
 from duemq.administering.timers import Timers
 from duemq.errors import MissingBroker
 from duemq.protocol.route import TimerShard

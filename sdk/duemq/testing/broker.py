@@ -26,7 +26,7 @@ from duemq.protocol.balance import MessageQueue
 from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.due import DELAYS_MS, DUE_MS_MAX, Due
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT, QUEUES_MAX
-from duemq.protocol.names import check_topic
+from duemq.protocol.names import check_topic, is_system
 from duemq.v1 import broker_pb2, timer_pb2
 from duemq.v1.message_pb2 import Record, TimerHandle
 
@@ -116,6 +116,7 @@ class MemoryBroker:
         self.kept_back: dict[tuple[str, str], int] = {}
         """Topic and beginning of timer keys, "": all; since when."""
         self._kept: list[int] = []  # places of what fell due and is held
+        self._stuck: list[int] = []  # places of what fell due and has no topic any more
         self._dropped: set[int] = set()  # of those that are cancelled: by a resume
         self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
         self.repeating: Repeating | None = None
@@ -127,6 +128,11 @@ class MemoryBroker:
         check_topic(topic)
         checks.whole("queues", queues or 0, 0, QUEUES_MAX)
         self._make(topic, queues or self._default_queues)
+        stuck, self._stuck = self._stuck, []
+        for place in stuck:
+            heapq.heappush(self._heap, (self._timers[place].due_ms, place))
+        if stuck:
+            self.fire()
 
     def delete_topic(self, topic: str) -> None:
         """With its messages; what waits for its time stays.  Raises TopicNotFound."""
@@ -287,6 +293,9 @@ class MemoryBroker:
             timer = self._timers[place]
             if any(self._covers(hold, timer) for hold in self.kept_back):
                 self._kept.append(place)
+                continue
+            if timer.topic not in self._topics and not is_system(timer.topic):
+                self._stuck.append(place)
                 continue
             self._leave(place, CancelOutcome.FIRED)
             self._make(timer.topic, 1)
@@ -464,7 +473,7 @@ class MemoryBroker:
 
     def pending(self) -> list[Pending]:
         """What waits, by due time."""
-        kept = ((self._timers[place].due_ms, place) for place in self._kept)
+        kept = ((self._timers[place].due_ms, place) for place in (*self._kept, *self._stuck))
         waiting = sorted(each for each in (*self._heap, *kept) if each[1] not in self._outcomes)
         return [self._pending(place) for _, place in waiting]
 

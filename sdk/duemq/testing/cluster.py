@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
-from duemq.administering.pending.changing import shift_ms_of
+from duemq.administering.pending_timers import shift_ms_of
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import PushOptions, start_ms
@@ -22,6 +22,7 @@ from duemq.descriptions import (
     TimerDescription,
     TimerHold,
 )
+from duemq.errors import TopicExists
 from duemq.message import Message
 from duemq.outcomes import DeadLetter, RetryLater, errors_of
 from duemq.producing.cancels import Handle
@@ -30,7 +31,7 @@ from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
-from duemq.testing import timer_holds, timer_looks
+from duemq.testing import timer_looks
 from duemq.testing.asking import ShardFace, ShardQuestions
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
@@ -79,8 +80,10 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     # ── before ───────────────────────────────────────────────────────────────────────
 
     def create_topic(self, name: str, *, queues: int = QUEUES) -> None:
-        """As `Admin.create_topic`; sends make topics, too.  Raises InvalidArgument."""
+        """As `Admin.create_topic`; sends make topics, too.  Raises InvalidArgument, TopicExists."""
         with self._lock:
+            if self._broker.has_topic(name):
+                raise TopicExists(f"topic {name!r} exists", field="name", value=name)
             self._broker.create_topic(name, queues)
 
     def delete_topic(self, name: str) -> None:
@@ -189,7 +192,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
 
     def hold_timers(self, topic: str, *, key_prefix: str = "", dry_run: bool = False) -> HeldTimers:
         """As `Admin.hold_timers`.  Raises InvalidArgument."""
-        return timer_holds.hold(self._broker, topic, key_prefix, dry_run=dry_run)
+        return timer_looks.hold(self._broker, topic, key_prefix, dry_run=dry_run)
 
     def resume_timers(
         self,
@@ -201,13 +204,13 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         dry_run: bool = False,
     ) -> HeldTimers:
         """As `Admin.resume_timers`; what goes is stored, and delivered by `deliver`."""
-        return timer_holds.resume(
+        return timer_looks.resume(
             self._broker, topic, key_prefix, policy, older_than, dry_run=dry_run
         )
 
     def timer_holds(self) -> list[TimerHold]:
         """As `Admin.timer_holds`."""
-        return timer_holds.holds(self._broker)
+        return timer_looks.holds(self._broker)
 
     def cancel_pending(
         self,

@@ -114,7 +114,7 @@ class Client:
         Raises Unavailable if no nameserver answers in `connect_timeout_s`, InvalidArgument as soon
         as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
         Raises Closed in a process that was forked after its parent had clients.  May be called
-        again after an error; whoever calls it beside another waits for the same.
+        again after an error.
         """
         channel.check_fork()
         self._check_open()

@@ -165,7 +165,7 @@ class Hosted:
             thread = self._thread
             if thread is None or self.closed:
                 return
-            if thread.inside:  # of a callback: it stays open, and is to be closed elsewhere
+            if thread.inside:  # it stays open
                 thread.refuse()
             self.closed = True
         if thread.foreign:

@@ -30,12 +30,10 @@ class Stub:
     def __getattr__(self, name: str) -> Any:
         method = self.service.methods_by_name.get(name)
         if method is None:
-            raise AttributeError(f"{self.service.full_name} has no method {name}")
-        kinds = [
-            "stream" if streams else "unary"
-            for streams in (method.client_streaming, method.server_streaming)
-        ]
-        made = getattr(self._channel, "_".join(kinds))(
+            raise AttributeError(name)
+        streams = method.client_streaming, method.server_streaming
+        kind = "_".join("stream" if each else "unary" for each in streams)
+        made = getattr(self._channel, kind)(
             f"/{self.service.full_name}/{name}",
             request_serializer=GetMessageClass(method.input_type).SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,

@@ -61,6 +61,12 @@ COMMANDS = [
 ]
 
 
+async def test_a_topic_without_a_limit_of_its_own_shows_none(cluster: Cluster) -> None:
+    listed = await run(cluster.nameserver, "--timeout", PATIENT_S, "topic", "list")
+    [row] = [line for line in listed.stdout.splitlines() if line.startswith(TOPIC)]
+    assert row.split()[2] == "-"
+
+
 @pytest.mark.parametrize(
     ("command", "known"),
     COMMANDS,

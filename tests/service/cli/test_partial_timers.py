@@ -7,7 +7,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from duemq.administering.asking_shards import AskingShards
+from duemq.administering.timer_shards import AskingShards
 from duemq.aio import Admin
 from duemq.errors import PartialAnswer
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc

@@ -43,13 +43,17 @@ def test_a_call_that_comes_as_the_loop_ends_raises_closed() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
+    def wait() -> None:
+        with pytest.raises(Closed):
+            thread.run(ends_late())
+
     def call() -> None:
         ending.wait(30)
         with pytest.raises(Closed):
             thread.run(forever())
         refused.set()
 
-    first = threading.Thread(target=lambda: pytest.raises(Closed, thread.run, ends_late()))
+    first = threading.Thread(target=wait)
     second = threading.Thread(target=call, daemon=True)
     first.start()
     second.start()

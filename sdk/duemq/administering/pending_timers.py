@@ -8,8 +8,8 @@ import time
 from datetime import timedelta
 
 from duemq.administering.asking import refuse_missing
-from duemq.administering.asking_shards import shard_name
-from duemq.administering.timer_pages import TimerPages
+from duemq.administering.timer_shards import shard_name
+from duemq.administering.timers import Timers
 from duemq.errors import DuemqError, InvalidArgument, MissingBroker, TopicNotFound
 from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import DUE_MS_MAX, delay_ms
@@ -24,7 +24,7 @@ AWAY_S = 30.0  # that a shard may be, while its job waits: another replica takes
 JOB_TIMEOUT_S = 3_600.0
 
 
-class PendingTimers(TimerPages):
+class PendingTimers(Timers):
     """What the admin client asks timer shards to do to many timers."""
 
     async def cancel_pending(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, refuse_missing
-from duemq.administering.asking_shards import AskingShards
+from duemq.administering.timer_shards import AskingShards
 from duemq.descriptions import HeldTimers, ResumePolicy, TimerHold
 from duemq.protocol import checks, due, names, timer_keys
 from duemq.protocol.retry_policy import Delay

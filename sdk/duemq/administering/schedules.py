@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from duemq.administering.asking import Method, T, refuse_missing
-from duemq.administering.asking_shards import AskingShards
+from duemq.administering.timer_shards import AskingShards
 from duemq.descriptions import CatchUp, DstPolicy, Occurrence, Schedule
 from duemq.errors import MissingBroker
 from duemq.producing.batch_encoding import extras_of

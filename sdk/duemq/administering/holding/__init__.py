@@ -1,1 +1,0 @@
-"""Delayed messages that are kept back."""
