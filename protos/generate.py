@@ -7,6 +7,7 @@ that we support: its output runs on that protobuf and on newer ones.
 
 import re
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 from grpc_tools import protoc
@@ -53,8 +54,8 @@ def generate(source: Path, package: str, target: Path) -> None:
 def messages_of(module: str) -> str:
     """A module of protoc's, in short."""
     used = [f"import {package}.{name}\n" for package, name in IMPORT.findall(module)]
-    [serialized] = SERIALIZED.findall(module)
-    return f"from duemq.v1 import build\n{''.join(used)}build({serialized}, globals())\n"
+    [serialized] = map(literal_eval, SERIALIZED.findall(module))  # protoc escapes too much
+    return f"from duemq.v1 import build\n{''.join(used)}build({serialized!r}, globals())\n"
 
 
 def stubs_of(messages: str, package: str, services: list[str]) -> str:

@@ -668,6 +668,39 @@ def test_a_topic_is_made_once(world: World) -> None:
     assert (refused.value.field, refused.value.value) == ("name", topic)
 
 
+EARLY, LATE = "2030-01-01T00:00:00Z", "2031-01-01T00:00:00Z"
+WRONG: dict[str, tuple[str, Callable[[World, str], object]]] = {
+    "until before since": (
+        "until",
+        lambda world, topic: world.looks.cancel_pending(topic, since=LATE, until=EARLY),
+    ),
+    "prefix of a change": (
+        "key_prefix",
+        lambda world, topic: world.looks.cancel_pending(topic, key_prefix="\n"),
+    ),
+    "prefix of a list": (
+        "key_prefix",
+        lambda world, topic: list(world.looks.list_timers(topic, key_prefix="\n")),
+    ),
+    "topic of a count": ("topic", lambda world, topic: world.looks.count_timers(5)),
+    "topic of a consumer": (
+        "topic",
+        lambda world, topic: world.consumer(name("g"), "bad topic", print).__enter__(),
+    ),
+    "topic that is gone": ("name", lambda world, topic: world.delete_topic(name("gone"))),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_refused_by_the_same_name(world: World, what: str) -> None:
+    field, call = WRONG[what]
+    topic = name("t")
+    world.producer.send(topic, b"x", delay="1h")
+    with pytest.raises((InvalidArgument, TopicNotFound)) as refused:
+        call(world, topic)
+    assert refused.value.field == field
+
+
 def test_what_is_due_waits_for_a_topic_that_was_deleted(world: World) -> None:
     topic, got = name("t"), list[Message]()
     world.create_topic(topic, queues=1)

@@ -137,7 +137,7 @@ class MemoryBroker:
     def delete_topic(self, topic: str) -> None:
         """With its messages; what waits for its time stays.  Raises TopicNotFound."""
         if self._topics.pop(topic, None) is None:
-            raise TopicNotFound(f"topic {topic!r} does not exist", field="topic", value=topic)
+            raise TopicNotFound(f"no topic {topic!r}", field="name", value=topic)
         self._turns.pop(topic, None)
 
     def holds(self, queue: MessageQueue, entry: StoredEntry) -> bool:

@@ -20,7 +20,13 @@ from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
 from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
-from duemq.protocol.names import check_own_group, dead_letter_topic, retry_topic
+from duemq.protocol.names import (
+    check_own_group,
+    check_topic,
+    dead_letter_topic,
+    is_system,
+    retry_topic,
+)
 from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
 from duemq.testing.broker import MemoryBroker, StoredEntry
 from duemq.v1.message_pb2 import QueueRef, Record
@@ -111,6 +117,8 @@ class Groups:
             raise Closed("a consumer is started once")
         check_own_group(member.group)
         for topic, wanted in member.filters.items():
+            if not is_system(topic):
+                check_topic(topic)
             if wanted.filter_type:
                 raise InvalidArgument(
                     f"topics: the SQL filter of {topic!r} needs a broker; duemq.testing has none",

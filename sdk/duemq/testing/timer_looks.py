@@ -33,9 +33,11 @@ _STATES = {
 
 def count(broker: MemoryBroker, topic: str | None) -> list[TimerCount]:
     """As `Admin.count_timers`."""
+    if topic is not None:
+        checks.instance("topic", topic, str)
     found: dict[str, list[Timer]] = {topic: []} if topic else {}
     for each in broker.timers():
-        if topic in (None, each.what.topic):
+        if not topic or topic == each.what.topic:
             found.setdefault(each.what.topic, []).append(each)
     return [_count(name, found[name]) for name in sorted(found)]
 
@@ -104,6 +106,10 @@ def change(
 ) -> int:
     """As `Admin.shift_pending`, `move_pending`, or `cancel_pending` where neither is given."""
     waiting = _waiting(broker, topic, key_prefix, since, until)
+    if since is not None and until is not None:
+        from_ms = moments.epoch_ms(since, broker.now_ms, "since")
+        if moments.epoch_ms(until, broker.now_ms, "until") <= from_ms:
+            raise checks.wrong("until", str(until), f"after since, {since}")
     if to_topic:
         timer_keys.check_move(topic, to_topic)
         if not broker.has_topic(to_topic):
@@ -128,6 +134,8 @@ def _waiting(
     until: Moment | None,
 ) -> list[Timer]:
     check_topic(topic)
+    if key_prefix:
+        timer_keys.check_timer_key(key_prefix, "key_prefix")
     from_ms = 0 if since is None else moments.epoch_ms(since, broker.now_ms, "since")
     to_ms = None if until is None else moments.epoch_ms(until, broker.now_ms, "until")
     return [

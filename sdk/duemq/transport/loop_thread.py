@@ -34,7 +34,8 @@ T = TypeVar("T")
 class LoopThread:
     """The shared thread.  Every `acquire` is followed by one `release`."""
 
-    _lock = threading.Lock()  # guards _shared and the users of it
+    # Guards _shared and the users of it.  A finalizer may call while it is held.
+    _lock = threading.RLock()
     _shared: "LoopThread | None" = None
 
     def __init__(self) -> None:
@@ -51,8 +52,8 @@ class LoopThread:
 
         Raises Closed in a process that was forked after there had been one.
         """
+        channel.check_fork()  # first: in a child nobody may be left to release the lock
         with cls._lock:
-            channel.check_fork()
             shared = cls._shared
             if shared is None:
                 shared = cls._shared = LoopThread()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Awaitable, Callable
 from copy import copy
+from datetime import UTC, datetime
 from typing import Any
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, TimerExists, Unavailable
@@ -57,9 +58,9 @@ class KeyedBatch(Batch):
 
     def _exists(self, index: int, there: TimerHandle) -> TimerExists:
         key = self.timer_keys[index]
+        due = datetime.fromtimestamp(there.due_ms / 1000, UTC).isoformat(timespec="milliseconds")
         return TimerExists(
-            f"timer_key {key!r} of topic {self.topic!r}: a message waits under it until"
-            f" {there.due_ms} ms",
+            f"timer_key {key!r} of topic {self.topic!r}: a message waits under it until {due}",
             handle=text_of(there),
             due_ms=there.due_ms,
             field="timer_key",

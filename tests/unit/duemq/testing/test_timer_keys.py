@@ -1,5 +1,7 @@
 """Timers under their owner's key in the twin: as the real ones."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from duemq import CancelOutcome, FireOutcome, Outgoing, RescheduleOutcome
@@ -54,6 +56,8 @@ def test_if_absent_says_what_is_there(cluster, producer):
     with pytest.raises(TimerExists) as raised:
         producer.send(TOPIC, b"2", timer_key="k", delay="2h", if_absent=True)
     assert (raised.value.handle, raised.value.due_ms) == (first.handle, first.due_ms)
+    due = datetime.fromtimestamp((first.due_ms or 0) / 1000, UTC)
+    assert str(raised.value).endswith(f"until {due.isoformat(timespec='milliseconds')}")
     cluster.advance("1h")
     assert bodies(cluster) == [b"1"]
     assert producer.send(TOPIC, b"2", timer_key="k", delay=0, if_absent=True).replaced is None

@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from duemq.errors import Closed
+from duemq.transport import channel
 from duemq.transport.loop_thread import LoopThread
 
 
@@ -62,6 +63,49 @@ def test_a_call_that_comes_as_the_loop_ends_raises_closed() -> None:
     first.join(30)
     second.join(30)
     assert refused.is_set()
+
+
+def test_a_finalizer_may_call_while_another_call_is_handed_over(monkeypatch) -> None:
+    thread, hand_over, answers = LoopThread.acquire(), asyncio.run_coroutine_threadsafe, []
+
+    async def answer() -> int:
+        return 1
+
+    def collecting(coroutine, loop):
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hand_over)
+        answers.append(thread.run(answer()))
+        return hand_over(coroutine, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", collecting)
+
+    def call() -> None:
+        answers.append(thread.run(answer()))
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(30)
+    assert answers == [1, 1]
+    thread.release()
+
+
+def test_a_child_is_refused_whoever_held_the_lock_at_the_fork(monkeypatch) -> None:
+    def refuse() -> None:
+        raise Closed("this process was forked")
+
+    monkeypatch.setattr(channel, "check_fork", refuse)
+    refused: list[Closed] = []
+
+    def acquire() -> None:
+        try:
+            LoopThread.acquire()
+        except Closed as error:
+            refused.append(error)
+
+    caller = threading.Thread(target=acquire, daemon=True)
+    with LoopThread._lock:
+        caller.start()
+        caller.join(30)
+    assert len(refused) == 1
 
 
 def test_a_call_that_comes_after_the_loop_ended_raises_closed() -> None:
