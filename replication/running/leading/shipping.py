@@ -25,6 +25,8 @@ PACE_MS = 500
 """Between two chunks of who is throttled, at most."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
+REFUSED_MAX = 16
+"""Names of replicas whose refusals are known to have been told."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class Shipping:
         self._on_follower = on_follower
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
+        self._refused: dict[str, str] = {}  # by name: what was told of it last
 
     @property
     def open(self) -> bool:
@@ -101,8 +104,9 @@ class Shipping:
         try:
             await context.write(wire.to_greeting(greeting))
             if not isinstance(greeting, Welcome):
-                log.info("%s does not follow: %s", hello.replica, greeting)
+                self._note_refused(hello.replica, str(greeting))
                 return
+            self._refused.pop(hello.replica.name, None)
             log.info("%s follows from %d on", hello.replica, greeting.truncate_to)
             self._on_follower(hello.replica.name, address)
             answers = asyncio.create_task(self._hear(number, stream, requests), name="answers")
@@ -114,6 +118,15 @@ class Shipping:
             if answers is not None:
                 answers.cancel()
                 await asyncio.gather(answers, return_exceptions=True)
+
+    def _note_refused(self, replica: ReplicaId, greeting: str) -> None:
+        """It asks again each second, for ever if it was removed: told once."""
+        if self._refused.get(replica.name) == greeting:
+            return
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused.clear()
+        self._refused[replica.name] = greeting
+        log.info("%s does not follow: %s", replica, greeting)
 
     async def _hear(self, number: int, stream: _Stream, requests: AsyncIterator[Any]) -> None:
         try:

@@ -1,0 +1,76 @@
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.leader import Leader
+from duemq_server.replication.protocol.messages import Hello
+from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running.leading.shipping import REFUSED_MAX, Shipping
+
+A, B = (ReplicaId(name, name * 32) for name in "ab")
+NOW_MS = 50_000
+
+
+class Log:
+    """An empty one."""
+
+    start_position = end_position = written_position = 0
+
+
+class Context:
+    """Whoever is refused hears why."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+
+def shipping() -> Shipping:
+    found = Found("v1", Record("g", 7, frozenset("ab"), frozenset({A, B}), 1, A))
+    leader = Leader(A, found, Epochs(), start=0, committed=0, min_insync=2, now_ms=NOW_MS)
+    log: Any = Log()
+    return Shipping(
+        leader,
+        log,
+        Times(),
+        rate=0,
+        look_now=asyncio.Event(),
+        on_answer=lambda: None,
+        on_follower=lambda name, address: None,
+    )
+
+
+async def refused(made: Shipping, name: str, epoch: int = 1) -> None:
+    context, requests = Context(), None
+    hello = Hello("g", 7, ReplicaId(name, name * 32), epoch, (), 0, 0, 1)
+    await made.serve(hello, "h:1", requests, context)  # type: ignore[arg-type]
+    [greeting] = context.written
+    assert greeting.refusal.text
+
+
+async def test_who_is_refused_again_and_again_is_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who was removed runs on, and asks each second."""
+    caplog.set_level(logging.INFO)
+    made = shipping()
+    for _ in range(3):
+        await refused(made, "z")
+    assert len(caplog.messages) == 1
+    await refused(made, "z", epoch=0)  # for another reason
+    assert len(caplog.messages) == 2
+
+
+async def test_names_of_the_refused_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    made = shipping()
+    for number in range(REFUSED_MAX + 1):
+        await refused(made, f"z{number}")
+    assert len(caplog.messages) == REFUSED_MAX + 1
+    assert len(made._refused) <= REFUSED_MAX
