@@ -35,6 +35,9 @@ BODY_BYTES = 256
 LIST = 1_000
 CANCEL_LIST = 10_000
 CALLERS = 16
+SINGLES = 300  # a caller
+CANCEL_LISTS = 8
+CANCELLED = CANCEL_LISTS * CANCEL_LIST + CALLERS * SINGLES
 
 
 def records(numbers: Sequence[int]) -> KeyedRecords:
@@ -140,10 +143,12 @@ async def run(directory: str, pending: int) -> None:
     print(f"{'empty':28} RSS {rss_mb():.1f} MB")
     await measured("schedule new, lists", pending, bench.fill)
     await measured("replace, lists", 30 * LIST, lambda: bench.lists(30))
-    await measured("replace, one by one", CALLERS * 300, lambda: bench.singles(300))
-    await measured("schedule new, one by one", CALLERS * 300, lambda: bench.new_singles(300))
-    await measured("cancel, lists", 8 * CANCEL_LIST, lambda: bench.cancel_lists(8))
-    await measured("cancel, one by one", CALLERS * 300, lambda: bench.cancel_singles(300))
+    one_by_one = CALLERS * SINGLES
+    await measured("replace, one by one", one_by_one, lambda: bench.singles(SINGLES))
+    await measured("schedule new, one by one", one_by_one, lambda: bench.new_singles(SINGLES))
+    in_lists = CANCEL_LISTS * CANCEL_LIST
+    await measured("cancel, lists", in_lists, lambda: bench.cancel_lists(CANCEL_LISTS))
+    await measured("cancel, one by one", one_by_one, lambda: bench.cancel_singles(SINGLES))
     jobs.cancel()
     await asyncio.gather(jobs, return_exceptions=True)
     await shard.stop()
@@ -154,6 +159,8 @@ def main() -> None:
     parser.add_argument("--pending", type=int, default=1_000_000)
     parser.add_argument("--directory")
     options = parser.parse_args()
+    if options.pending < CANCELLED:
+        parser.error(f"--pending: {options.pending} are fewer than the {CANCELLED} it cancels")
     logging.basicConfig(level=logging.WARNING)
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         asyncio.run(run(directory, options.pending))
