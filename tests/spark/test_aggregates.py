@@ -243,6 +243,23 @@ def test_a_run_reads_nothing_of_files_without_its_messages(spark, tmp_path):
     assert (read, sorted(ids)) == (3, ["b1", "b2"])
 
 
+def test_many_files_are_found_without_a_job_for_it(spark, tmp_path):
+    for number in range(40):  # an hour's, landed every minute
+        landed(tmp_path, f"q-{number:02}", [send(f"m{number}", number)])
+    tracker = spark.sparkContext.statusTracker()
+    spark.sparkContext.setJobGroup("many", "")
+    try:
+        assert ParquetSpans(tmp_path).read(spark).select("message_id").toArrow().num_rows == 40
+        tasks = [
+            tracker.getStageInfo(stage).numTasks
+            for job in tracker.getJobIdsForGroup("many")
+            for stage in tracker.getJobInfo(job).stageIds
+        ]
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    assert sum(tasks) < 40, tasks
+
+
 def test_what_was_delayed_is_found_in_the_hour_before_it_was_due(spark, tmp_path):
     due = {"due_ms": T0_MS + 59 * MINUTE_MS}
     landed(tmp_path, "q-0", [send("delayed", 0, **due), send("other", 0)])

@@ -222,7 +222,7 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
     from duemq_analytics.lake.parquet_spans import ParquetSpans
 
     lake = existing("lake", arguments.lake)
-    keep_from = None if arguments.keep is None else datetime.now(UTC) - arguments.keep
+    keep_from = None if arguments.keep is None else kept_from(datetime.now(UTC), arguments.keep)
 
     def run(spark: SparkSession) -> int:
         spans = ParquetSpans(lake)
@@ -241,6 +241,11 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
 
     with commits.lock(lake, "aggregating"):
         return with_spark("duemq trace compact", scratch, run, Progress(quiet=arguments.json))
+
+
+def kept_from(now: datetime, keep: timedelta) -> datetime:
+    """The hour that had not ended `keep` before `now`: files are of hours, minutes go with them."""
+    return (now - keep).astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def existing(option: str, path: str) -> Path:

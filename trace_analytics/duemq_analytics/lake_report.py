@@ -31,6 +31,7 @@ from duemq_analytics.report import (
     busiest,
     in_order,
     most_frequent,
+    seen_until_us,
     spans_of,
 )
 
@@ -65,17 +66,18 @@ def write(
     spans = ParquetSpans(lake)
     aggregates = Aggregates(lake, spans)
     run = (aggregates.rebuild if recompute else aggregates.update)(spark, progress)
+    newest_us = seen_until_us(run.newest_us, now)
     wanted = _wanted(now - since if since is not None else None, topics)
     minutes = aggregates.minutes(spark).where(wanted).cache()
     try:
         with progress.step("merging minutes"):
             facts = _facts(minutes)
             fine_s = max(MINUTE_S, bucket_s(facts["first"], facts["last"])) if facts["spans"] else 0
-            settled = measures.unreceived_settled(minutes, run.newest_us)
+            settled = measures.unreceived_settled(minutes, newest_us)
             merged = measures.merged(settled, sorted({WHOLE_S, fine_s}))
             found = [_shown(row) for row in merged.drop("sketch").toArrow().to_pylist()]
             there = aggregates.examples(spark).where(wanted)
-            examples = measures.picked(there, run.newest_us).toArrow().to_pylist()
+            examples = measures.picked(there, newest_us).toArrow().to_pylist()
             kinds = aggregates.errors(spark).where(wanted)
             whole = {"bucket_s": F.lit(WHOLE_S), "bucket_ts": F.lit(None).cast("timestamp")}
             failed = most_frequent(added_up(kinds.withColumns(whole)))

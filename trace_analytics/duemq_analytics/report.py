@@ -120,7 +120,7 @@ def write(
     with progress.step("looking for kinds of error"):
         failed = most_frequent(errors(spans, [WHOLE_S]))
     with progress.step("looking for suspects and slow messages"):
-        rows["delivery"], examples = _single_messages(spans, facts["last"], landed.read_at)
+        rows["delivery"], examples = _single_messages(spans, facts["last"], landed.read_at, now)
     with progress.step("finding their spans"):
         found = spans_of(spans, examples)
     html = output.child(folder, "report.html")
@@ -139,12 +139,13 @@ def write(
 
 
 def _single_messages(
-    spans: DataFrame, newest: datetime | None, read_at: datetime | None
+    spans: DataFrame, newest: datetime | None, read_at: datetime | None, now: datetime
 ) -> tuple[list[Row], list[Row]]:
     """Deliveries of all of the time, and examples."""
     if newest is None:
         return [], []
     newest_us = round(max(newest, read_at or newest).timestamp() * 1_000_000)
+    newest_us = seen_until_us(newest_us, now)
     messages = measures.messages(spans).cache()
     try:
         minutes = measures.unreceived_settled(measures.deliveries(messages), newest_us)
@@ -155,6 +156,11 @@ def _single_messages(
     finally:
         messages.unpersist()
     return [{"bucket_s": WHOLE_S, "bucket_ts": None, **row} for row in delivery], examples
+
+
+def seen_until_us(newest_us: int, now: datetime) -> int:
+    """The newest span's start (Unix µs), as far as that can be: a clock may be years ahead."""
+    return min(newest_us, round(now.timestamp() * 1_000_000))
 
 
 def most_frequent(failed: DataFrame) -> list[Row]:

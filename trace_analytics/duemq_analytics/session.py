@@ -38,6 +38,8 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",  # Enough for 5M spans.
+    # More files than this are looked for by a job, a task a file: a lake has one a minute.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
 """Where nobody has said which master."""
 
