@@ -249,9 +249,9 @@ async def test_a_queue_is_handed_over_only_when_its_callback_has_ended(
     await first.start()
     await until(entered.is_set)
     async with member(cluster, topic, quick, order) as second:
-        closing = asyncio.create_task(first.close())
         # All that it shall have, but perhaps the busy one: queues do not wait for one another.
         await until(lambda: len(second.queues) >= 3)
+        closing = asyncio.create_task(first.close())
         await asyncio.sleep(0.1)
         assert calls == [("slow", b"1")]
         leave.set()
