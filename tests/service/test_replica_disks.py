@@ -132,8 +132,16 @@ async def test_a_leader_that_is_started_anew_with_a_full_disk_lets_another_one_l
         await leader.kill()
         leader.disk.full = True
         leader.start()
-        await until(lambda: leader.role[0] == "preparing")
-        epoch = leader.replica.leading.leader.epoch
+        epochs: set[int] = set()
+
+        def prepares() -> bool:
+            term = leader.replica and leader.replica.leading
+            if term:  # it gives each up after a moment
+                epochs.add(term.leader.epoch)
+            return bool(epochs)
+
+        await until(prepares)
+        [epoch] = epochs
         for each in others:
             net.stores[each.name].away = False
         await group.write(b"two")
