@@ -7,7 +7,7 @@ import pytest
 from tests.packaging.installing import PROJECTS, Environment, Wheel, build, install
 
 # Building and installing take long where the machine is busy.
-TIMEOUT_S = 600
+TIMEOUT_S = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

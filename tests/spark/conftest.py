@@ -4,7 +4,7 @@ import pytest
 
 from duemq_analytics import session
 
-TIMEOUT_S = 900
+TIMEOUT_S = 300
 
 
 def pytest_collection_modifyitems(items):

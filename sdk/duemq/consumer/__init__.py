@@ -10,8 +10,8 @@ push.py                     a push consumer's life
    └── broadcast/broadcast_share.py   in its place: all queues, offsets in a file
        └── offset_file.py   which is replaced as a whole
 fetching/                   from brokers to process queues
-   ├── offset_client.py     where queues begin, how far they are; what brokers say to filters
-   ├── subscription.py      what is asked for
+   ├── offset_client.py     where queues begin, how far they are
+   ├── subscription.py      what is asked for; filter_check.py: what brokers say to it
    ├── fetcher.py           one pull stream a broker, several queues a request
    ├── receiving.py         from its answers to messages
    └── process_queue.py     pure: unfinished messages, commit point, flow control

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
@@ -10,23 +9,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
+from duemq.producing.waiting import until_done
 from duemq.sent import PendingSend, Receipt
 
 if TYPE_CHECKING:
     from duemq.producing.batch import Batch
-
-
-async def until_done(batch: Batch) -> None:
-    """Returns when the batch is stored or given up."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    if batch.on_done(wake):
-        await waiter
-
 
 __all__ = ["AwaitableReceipt", "PendingReceipt", "Receipts"]
 

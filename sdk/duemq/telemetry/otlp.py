@@ -1,8 +1,9 @@
 """Spans to an OpenTelemetry collector: OTLP over gRPC, by OpenTelemetry's own exporter.
 
-Its settings are OpenTelemetry's variables OTEL_EXPORTER_OTLP_… (trace_analytics/README.md).  It
-tries a batch again while its timeout (10 s) lasts.  It logs every failure of every batch; here that
-is one line an outage, as with every exporter of this package.
+Endpoint, headers, certificates, compression and timeout are OpenTelemetry's settings, the
+variables OTEL_EXPORTER_OTLP_… (trace_analytics/README.md).  The exporter tries a batch again while
+its timeout (10 s) lasts.  It logs every failure of every batch; here that is one line an outage,
+as with every exporter of this package.
 """
 
 from __future__ import annotations

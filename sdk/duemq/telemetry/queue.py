@@ -1,7 +1,7 @@
 """Spans that wait for export: bounded, each counted, exported by a thread of its own.
 
 OpenTelemetry's own batch processor drops the oldest, counts only with a metrics SDK, and knows no
-light spans.
+span that is not an object of its own.
 """
 
 from __future__ import annotations

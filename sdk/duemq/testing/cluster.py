@@ -31,7 +31,7 @@ from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
-from duemq.testing import timer_looks
+from duemq.testing import timer_holds, timer_looks
 from duemq.testing.asking import ShardFace, ShardQuestions
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
@@ -192,7 +192,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
 
     def hold_timers(self, topic: str, *, key_prefix: str = "", dry_run: bool = False) -> HeldTimers:
         """As `Admin.hold_timers`.  Raises InvalidArgument."""
-        return timer_looks.hold(self._broker, topic, key_prefix, dry_run=dry_run)
+        return timer_holds.hold(self._broker, topic, key_prefix, dry_run=dry_run)
 
     def resume_timers(
         self,
@@ -204,13 +204,13 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         dry_run: bool = False,
     ) -> HeldTimers:
         """As `Admin.resume_timers`; what goes is stored, and delivered by `deliver`."""
-        return timer_looks.resume(
+        return timer_holds.resume(
             self._broker, topic, key_prefix, policy, older_than, dry_run=dry_run
         )
 
     def timer_holds(self) -> list[TimerHold]:
         """As `Admin.timer_holds`."""
-        return timer_looks.holds(self._broker)
+        return timer_holds.holds(self._broker)
 
     def cancel_pending(
         self,

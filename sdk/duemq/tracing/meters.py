@@ -1,5 +1,9 @@
 """OpenTelemetry metrics of an application's messages, by the messaging conventions 1.44.
-Which there are: sdk/README.md, "OpenTelemetry".
+
+    messaging.client.sent.messages       messages that were handed to a broker, stored or not
+    messaging.client.consumed.messages   messages that a broker gave us
+    messaging.client.operation.duration  send (a batch, from its first message on), receive, settle
+    messaging.process.duration           one call of the callback
 
 They exist once the application sets a meter provider.  Callers ask `enabled()` once per frame and
 call nothing else while it is false.  Topics of the system are not counted.

@@ -8,7 +8,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 def build(serialized: bytes, module: dict[str, Any]) -> None:
-    """Puts the messages of a described file, and its DESCRIPTOR, into a module's names."""
+    """Puts the messages of a described file, and its DESCRIPTOR, into a module's names.
+
+    By the same calls as modules of protoc's, which hold a copy of them each.
+    """
     described = descriptor_pool.Default().AddSerializedFile(serialized)
     module["DESCRIPTOR"] = described
     builder.BuildMessageAndEnumDescriptors(described, module)

@@ -1,14 +1,13 @@
-"""A group's offsets at the brokers: taking queues over, committing, sending back; its filters.
+"""A group's offsets at the brokers: taking queues over, committing, sending back.
 
 One attempt each; callers repeat.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import StartFrom, start_ms
-from duemq.errors import DuemqError, InvariantError, Unavailable
+from duemq.errors import DuemqError, InvariantError
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.limits import OFFSET_QUEUES_MAX
@@ -17,7 +16,6 @@ from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2, broker_pb2_grpc, group_admin_pb2, group_admin_pb2_grpc
 
 REQUEST_TIMEOUT_S = 5.0
-NOWHERE = -1  # an offset that no queue has: nothing is read
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
 
 
@@ -241,28 +239,3 @@ class OffsetClient:
     def _stub(self, broker: str) -> tuple[broker_pb2_grpc.BrokerStub, str]:
         address = self._client.broker(broker).address
         return broker_pb2_grpc.BrokerStub(self._client.channel(address)), address
-
-
-async def check_filters(client: Client, group: str, filters: Mapping[str, Filter]) -> None:
-    """Raises InvalidArgument, naming line and column, for what is no filter.
-
-    `filters`: by topic; topics need not exist.  Says nothing where no broker answers.  A pull that
-    a broker refuses as a whole would show in the log only, long after `start` or `assign`.
-    """
-    queues = [
-        broker_pb2.QueuePull(
-            topic=topic,
-            offset=NOWHERE,
-            filter=each.text,
-            filter_type=cast(broker_pb2.FilterType, each.filter_type),
-        )
-        for topic, each in filters.items()
-    ]
-    request = broker_pb2.PullRequest(group=group, queues=queues)
-    for broker in client.routes.brokers:
-        stub = broker_pb2_grpc.BrokerStub(client.channel(broker.address))
-        try:
-            await status.answer(stub.Pull(request, timeout=REQUEST_TIMEOUT_S), broker.address)
-        except Unavailable:
-            continue
-        return

@@ -67,7 +67,7 @@ class Part:
     def __init__(self, count: int) -> None:
         self.results: dict[int, Any] = {}
         self.heard = False
-        """Perhaps, and not answered."""
+        """A request may have been, that nobody answered."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = count
 
