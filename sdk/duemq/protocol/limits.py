@@ -1,5 +1,7 @@
 """Limits that both ends keep: what a server refuses, no client sends.  Pure."""
 
+from duemq.protocol.due import DUE_MS_MAX
+
 KIB = 1 << 10
 MIB = 1 << 20
 
@@ -52,3 +54,13 @@ SERVICE_IDS_FROM = 1 << 63
 """Producer ids from here on are those of timer services; brokers never forget them."""
 WINDOW_BATCHES = 64
 """Of a producer's last batches to one queue, that a broker knows again."""
+
+# Of a span.
+SPAN_NUMBERS = {
+    "batch_count": range(2**31),
+    "sampled_count": range(2**31),
+    "due_ms": range(DUE_MS_MAX + 1),
+    "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
+}
+"""By column (protos/duemq/v1/trace.proto).  Beyond is damage: Spark ends a job whose sums overflow,
+and times end with the year 9999."""

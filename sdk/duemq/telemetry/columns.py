@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext
 
-from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.limits import SPAN_NUMBERS
 from duemq.telemetry.light_spans import SendRows
 from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
@@ -62,14 +62,7 @@ _IMPLIED = frozenset(
 )
 
 _INT64 = range(-(2**63), 2**63)
-_RANGES = {
-    "batch_count": range(2**31),
-    "sampled_count": range(2**31),
-    "due_ms": range(DUE_MS_MAX + 1),
-    "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
-    "attempt": range(-(2**31), 2**31),
-}
-"""Beyond, a reader takes it for damage."""
+_RANGES = SPAN_NUMBERS | {"attempt": range(-(2**31), 2**31)}
 
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:

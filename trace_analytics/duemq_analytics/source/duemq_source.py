@@ -45,7 +45,7 @@ BATCH_BYTES = 64 * 1024 * 1024
 """The same in bytes, for rows that are large."""
 
 _MANY = BATCH_ROWS * PULL_BYTES // BATCH_BYTES
-"""A run is of one pull: of runs with so many messages a batch is full of rows before of bytes."""
+"""Runs of so many messages fill a batch with rows before bytes: each is of one pull."""
 
 _body = attrgetter("body")
 _logger = logging.getLogger(__name__)

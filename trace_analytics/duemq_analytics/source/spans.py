@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
 from duemq.errors import Corrupt
-from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.limits import SPAN_NUMBERS
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 from duemq_analytics.source import packed
 from duemq_analytics.source.plan import QueueRange
@@ -32,15 +32,6 @@ SPANS_MAX = 65_536
 
 TEXT_MAX = 64 * 1024 * 1024
 """Characters in one column of a batch.  A dictionary can claim any number in few bytes."""
-
-RANGES: Mapping[str, range] = {
-    "batch_count": range(2**31),
-    "sampled_count": range(2**31),
-    "due_ms": range(DUE_MS_MAX + 1),
-    "lateness_ms": range(-DUE_MS_MAX, DUE_MS_MAX + 1),
-}
-"""What is beyond is damage: Spark ends a job whose sums overflow, and times end with the year 9999.
-Writers keep to it (duemq/telemetry/columns.py)."""
 
 _TRACE_ID_BYTES = 16
 _SPAN_ID_BYTES = 8
@@ -163,7 +154,7 @@ def _numbers(owner: SpanBatch | StringColumn, name: str, rows: int, dtype: Any) 
     most = _MOST[dtype]
     if found.dtype == np.uint64 and int(found.max()) > most:  # unsigned on the wire only
         raise ValueError(f"a number beyond {most}: {found.max()}")
-    if allowed := RANGES.get(name):
+    if allowed := SPAN_NUMBERS.get(name):
         low, high = int(found.min()), int(found.max())
         if low < allowed[0] or high > allowed[-1]:
             wrong = high if high > allowed[-1] else low
