@@ -2,24 +2,17 @@
 
 import asyncio
 import shutil
-from functools import partial
 
 import pytest
 
 from duemq.errors import InvalidArgument
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
-from tests.service.replica_network import FAST, others_of, running_group
+from tests.service.replica_network import FAST, LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
-# Of a leader that is to stay one, however busy the machine is.
-LASTING_S = 30.0
+__all__ = ["running"]
+
 LINE = b"x" * 1000
-
-
-@pytest.fixture
-def running(monkeypatch, tmp_path):
-    """See running_group."""
-    return partial(running_group, monkeypatch, tmp_path)
 
 
 async def fill_a_segment(group):
