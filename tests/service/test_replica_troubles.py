@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.replication.stores.store import StoreError
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import FAST, LASTING_S, others_of, running
 from tests.service.running_cluster import until
@@ -174,6 +175,41 @@ async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(run
         await until(lambda: follower.role == ("follower", ""))
         await leader.term.write(b"three")
         assert leader.term is not None
+
+
+async def test_a_record_that_was_set_back_is_written_again_by_its_leader(running, caplog):
+    """By a backup of the store, say: who was in sync in that lacks what came since."""
+    async with running(3, lease_duration=LASTING_S) as (group, net, leader):
+        late, _ = others_of(group, leader)
+        store, me = net.stores[leader.name], late.replica.me
+        backup = store.read().record
+        await late.kill()
+        await until(lambda: me not in store.read().record.in_sync)
+        epoch = leader.replica.leading.leader.epoch
+        store.swap(store.read().version, backup)
+        assert me in store.read().record.in_sync
+        await until(lambda: me not in store.read().record.in_sync)
+        assert leader.replica.leading.leader.epoch == epoch == store.read().record.epoch
+        assert "not what this leader wrote last" in caplog.text
+
+
+async def test_a_store_that_takes_no_changes_is_told_of_once(running, monkeypatch, caplog):
+    """It answers reads: the leader asks again and again."""
+    async with running(3, lease_duration=LASTING_S) as (group, net, leader):
+        late, _ = others_of(group, leader)
+        store, me = net.stores[leader.name], late.replica.me
+        refused = []
+
+        def swap(version, wanted):
+            refused.append(wanted)
+            raise StoreError("its disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "swap", swap)
+            await late.kill()
+            await until(lambda: len(refused) >= 5)
+        await until(lambda: me not in store.read().record.in_sync)
+        assert caplog.text.count("a change of who is in sync is not answered") == 1
 
 
 async def test_who_is_away_is_not_asked_to_lead(running):
