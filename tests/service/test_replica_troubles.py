@@ -40,7 +40,7 @@ async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_t
 
 
 async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         late, third = others_of(group, leader)
         await late.kill()
         await fill_a_segment(group)
@@ -225,7 +225,7 @@ async def test_who_is_away_is_not_asked_to_lead(running):
 
 
 async def test_a_slow_catch_up_is_no_silence(running):
-    async with running(2) as (group, _, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         (follower,) = others_of(group, leader)
         await leader.term.write(LINE)
         leader.replica.leading._shipping.rate = 1  # byte a second
