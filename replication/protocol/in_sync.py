@@ -110,19 +110,17 @@ class InSyncSet:
             self.state = State.UNKNOWN
 
     def read(self, found: Found | None) -> Swap | None:
-        """What the store holds; after an answer that was lost: what to ask for next."""
+        """What the store holds; if it may not be our record, what to ask for next."""
         ours = self.record
         if found is None or (found.record.epoch, found.record.leader) != (ours.epoch, ours.leader):
             self.deposed = True
             return None
-        if self.state is State.ASKED or self._is_as_written(found):
+        settled = self.state is State.SETTLED
+        if self.state is State.ASKED or (settled and found.version == self._version):
             return None
         wanted = found.record
-        if self.state is State.SETTLED or wanted.in_sync not in self._possible:
+        if settled or wanted.in_sync not in self._possible:
             newest = max(ours.revision, wanted.revision)
             wanted = replace(ours, revision=newest)  # it was set back
         self._possible.add(found.record.in_sync)
         return self._ask(found.version, records.with_in_sync(wanted, wanted.in_sync))
-
-    def _is_as_written(self, found: Found) -> bool:
-        return self.state is State.SETTLED and found.version == self._version

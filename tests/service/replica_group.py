@@ -20,6 +20,7 @@ from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.writer import LogWriter
+from tests.service.running_cluster import until
 
 WHO: ContextVar[str] = ContextVar("replica")
 """Whose code runs; each task has it from who began it."""
@@ -367,9 +368,24 @@ class Group:
             await asyncio.sleep(0.01)
 
     async def write(self, line: bytes) -> None:
-        """Like a client: whoever leads."""
-        leader = await self.leader()
-        await leader.term.write(line)
+        """Like a client: whoever leads; of the next one only what that one does not have."""
+        while True:
+            leader = await self.leader()
+            term = leader.term
+            term.state.apply(term.committed)  # all that it was left
+            if line in term.state.lines or await self._written(leader, term, line):
+                return
+
+    async def _written(self, leader: Member, term: LinesTerm, line: bytes) -> bool:
+        """False: the term was over before."""
+        writing = asyncio.create_task(term.write(line))
+        try:
+            await until(lambda: writing.done() or getattr(leader.replica, "term", None) is not term)
+            if writing.done():
+                writing.result()
+            return writing.done()
+        finally:
+            writing.cancel()
 
     async def histories(self, last: bytes) -> dict[str, list[bytes]]:
         """What each holds up to a line, once all hold that."""

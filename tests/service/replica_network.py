@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from tests.service.replica_group import WHO, Group, Member
 
 FAST = {"lease_duration": 1.0, "lag_max": 0.5}
 """Settings of a group whose leader may change at once."""
+LASTING_S = 30.0
+"""Lease of a leader that is to stay one, however busy the machine is, until it hands over."""
 
 
 class HostileStore:
@@ -147,6 +150,12 @@ async def running_group(
         finally:
             net.heal()
             await group.stop()
+
+
+@pytest.fixture
+def running(monkeypatch, tmp_path):
+    """See running_group."""
+    return partial(running_group, monkeypatch, tmp_path)
 
 
 def others_of(group: Group, leader: Member) -> list[Member]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -118,18 +118,31 @@ class Left:
         self._made.heard()
 
 
+class Standing(NamedTuple):
+    """A replica that looks at the store, and stands if it may."""
+
+    campaign: Campaign
+    state: Lines
+    won: asyncio.Task[Found]
+
+
 @asynccontextmanager
 async def standing(
-    monkeypatch: pytest.MonkeyPatch, directory: Path, me: ReplicaId, store: Store
-) -> AsyncIterator[asyncio.Task[Found]]:
-    """A replica that looks at the store, and stands if it may."""
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    me: ReplicaId,
+    store: Store,
+    store_id: int = STORE_ID,
+) -> AsyncIterator[Standing]:
+    """Nothing of it has run before the caller waits for something."""
     monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
-    state = Lines(directory, STORE_ID, SmallDisk())
+    state = Lines(directory, store_id, SmallDisk())
     records = RecordStore(store)
     made = Campaign(me, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
     won = asyncio.create_task(made.won())
     try:
-        yield won
+        async with asyncio.timeout(WAIT_S):
+            yield Standing(made, state, won)
     finally:
         won.cancel()
         await asyncio.gather(won, return_exceptions=True)
@@ -143,9 +156,9 @@ async def test_who_was_stopped_after_its_read_does_not_stand(
 ) -> None:
     """By its clock the lease that it has read is long over: it was renewed meanwhile."""
     store = RenewedStore()
-    async with standing(monkeypatch, tmp_path, B, store) as won:
-        await until(lambda: store.reads >= 5 or won.done())
-        assert not won.done()
+    async with standing(monkeypatch, tmp_path, B, store) as it:
+        await until(lambda: store.reads >= 5 or it.won.done())
+        assert not it.won.done()
         assert store.changes == []
 
 
@@ -153,8 +166,8 @@ async def test_a_leader_that_is_started_anew_does_not_wait_for_its_own_lease(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store = OwnStore()
-    async with standing(monkeypatch, tmp_path, A, store) as won, asyncio.timeout(WAIT_S):
-        assert (await won).record.leader == A
+    async with standing(monkeypatch, tmp_path, A, store) as it:
+        assert (await it.won).record.leader == A
     assert store.changes == ["renew a", "swap 2"]
     assert store.now_ms - store.began_ms < TIMES.lease_ms
 
@@ -164,8 +177,8 @@ async def test_a_lease_that_a_slow_read_tells_of_is_not_older_than_its_answer(
 ) -> None:
     """Counted from when that read began it would end while its leader serves."""
     store = SlowStore()
-    async with standing(monkeypatch, tmp_path, B, store) as won, asyncio.timeout(WAIT_S):
-        await won
+    async with standing(monkeypatch, tmp_path, B, store) as it:
+        await it.won
     assert store.stood_ms - store.renewed_ms >= TIMES.lease_ms
 
 
@@ -175,25 +188,14 @@ async def test_who_answers_its_leader_while_it_leaves_it_does_not_stand(
     """Its leader serves by that answer for a while."""
     store = OwnStore()
     store.step_ms = TIMES.heard_ms
-    state = Lines(tmp_path, STORE_ID, SmallDisk())
-    monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
-    records = RecordStore(store)
-    made = Campaign(B, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
-    left = Left(made)
-    try:
-        async with asyncio.timeout(WAIT_S):
-            monkeypatch.setattr(made.streams, "leave", left.leave)
-            won = asyncio.create_task(made.won())
-            await until(lambda: left.times >= 2 or won.done())
-            assert not won.done()
+    async with standing(monkeypatch, tmp_path, B, store) as it:
+        left = Left(it.campaign)
+        with monkeypatch.context() as patch:  # at the end it really leaves
+            patch.setattr(it.campaign.streams, "leave", left.leave)
+            await until(lambda: left.times >= 2 or it.won.done())
+            assert not it.won.done()
             assert store.changes == []
-    finally:
-        won.cancel()
-        await asyncio.gather(won, return_exceptions=True)
-        monkeypatch.undo()
-        await made.end()
-        records.close()
-        state.close()
+            it.won.cancel()
 
 
 @pytest.mark.parametrize("me", [A, B])
@@ -201,33 +203,20 @@ async def test_without_space_for_the_groups_store_id_it_waits_for_some(
     me: ReplicaId, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A would lead, B would follow; an operator's election has given the group another id."""
-    store = OwnStore()
-    monkeypatch.setattr(campaign, "steady_ms", lambda: store.now_ms)
-    state = Lines(tmp_path, STORE_ID + 1, SmallDisk())
-    rename = state.rename
     full = True
+    async with standing(monkeypatch, tmp_path, me, OwnStore(), STORE_ID + 1) as it:
+        rename = it.state.rename
 
-    def rename_if_it_fits(store_id: int) -> None:
-        if full:
-            raise DiskFull("no space for the store id")
-        rename(store_id)
+        def rename_if_it_fits(store_id: int) -> None:
+            if full:
+                raise DiskFull("no space for the store id")
+            rename(store_id)
 
-    monkeypatch.setattr(state, "rename", rename_if_it_fits)
-    records = RecordStore(store)
-    made = Campaign(me, "lines", frozenset("ab"), 1, TIMES, state, records, OWN_ADDRESS)
-    won = asyncio.create_task(made.won())
-    try:
-        async with asyncio.timeout(WAIT_S):
-            await until(lambda: made.reason == "no space for the store id" or won.done())
-            assert not won.done()
-            full = False
-            await until(lambda: state.store_id == STORE_ID)
-    finally:
-        won.cancel()
-        await asyncio.gather(won, return_exceptions=True)
-        await made.end()
-        records.close()
-        state.close()
+        monkeypatch.setattr(it.state, "rename", rename_if_it_fits)
+        await until(lambda: it.campaign.reason == "no space for the store id" or it.won.done())
+        assert not it.won.done()
+        full = False
+        await until(lambda: it.state.store_id == STORE_ID)
 
 
 class NoLog:

@@ -61,6 +61,7 @@ async def test_a_second_shard_gets_its_queues_as_soon_as_the_first_one_knows(
     first = await shards.start(0, 2)
     await until(lambda: shards.owners() == [0, 1] * 4)
     await until(lambda: second.service._links.waiting == 0)
+    await until(lambda: bool(second.service._links.by_name["b0"].fetchers))  # it knows what is held
     assert not (await second.stats()).problems
     newest = await send_to(cluster, 1, b"newest", HOUR_MS)
     await second.until(lambda stats: stats.pending == 1)
@@ -291,6 +292,7 @@ async def test_a_missing_shard_makes_answers_partial_and_hands_nothing_over(
     assert result.error.code == ErrorCode.UNAVAILABLE
     await shards.start(1, 1)
     await until(lambda: shards.owners() == [0] * QUEUES)
+    await until(lambda: len(shards.running[0].service._others.alive) == 1)
     [result] = await shards.running[0].cancel(handle)
     assert result.outcome == timer_pb2.CANCELLED
 
@@ -306,7 +308,7 @@ async def test_what_a_shard_that_left_holds_is_missed_while_it_is_away(
         await stopped_long_ago(cluster, shards, 1)
         await shards.start(0, 1)
         await until(lambda: not admin._client.routes.lost_timers)
-        assert [each.name for each in admin._client.routes.timers] == ["t0"]
+        await until(lambda: [each.name for each in admin._client.routes.timers] == ["t0"])
         for ask in (admin.count_timers, admin.hold_timers, admin.resume_timers):
             with pytest.raises(PartialAnswer, match=r"timer shard 1 \(t1\).* waits at t1"):
                 await ask(TOPIC)

@@ -198,6 +198,14 @@ async def test_a_job_that_was_noted_in_part_is_ended_and_the_others_are_noted() 
     assert scheduler.bulk.open is None
 
 
+async def hands_over(cluster: Cluster, shards: Shards, timer_id: int, count: int) -> None:
+    """Shard 0 starts anew as one of so many; only its broker has heard of that."""
+    service = Service(timer_id, "t0", shard=0, shards=count, key_shards=1)
+    its = list(range(0, QUEUES, count))
+    cluster.brokers["b0"].store.claim_timer_queues(service, its, now_ms())
+    await until(lambda: shards.owners() == [queue % count for queue in range(QUEUES)])
+
+
 async def test_a_new_shard_waits_for_who_brokers_know_while_nameservers_know_nobody(
     cluster: Cluster, shards: Shards
 ) -> None:
@@ -210,13 +218,11 @@ async def test_a_new_shard_waits_for_who_brokers_know_while_nameservers_know_nob
     await stopped_long_ago(cluster, shards, 0)
     new = (await shards.start(1, 2)).service
     await until(lambda: new._links.waiting == 4)
-    handing_over = Service(its_id, "t0", shard=0, shards=2, key_shards=1)
-    store = cluster.brokers["b0"].store
-    store.claim_timer_queues(handing_over, [0, 2, 4, 6], now_ms())
-    await until(lambda: shards.owners() == [0, 1] * 4)
-    await until(lambda: bool(new._links.by_name["b0"].fetchers or new._links.problems()))
+    await hands_over(cluster, shards, its_id, 2)
+    link = new._links.by_name["b0"]
+    await until(lambda: bool(link.fetchers or link.held_up))
     await shards.start(0, 2)
-    await until(lambda: bool(new._links.by_name["b0"].fetchers))
+    await until(lambda: bool(link.fetchers))
     assert [each.topic for each in new.shard.scheduler.holds] == [TOPIC]
 
 
@@ -255,10 +261,7 @@ async def test_new_shards_do_not_learn_from_one_another_what_is_held(
         await until(lambda: len(admin._client.routes.timers) == 3)
         await shards.stop(0)
         await until(lambda: len(admin._client.routes.timers) == 2)
-        store = cluster.brokers["b0"].store
-        handing_over = Service(its_id, "t0", shard=0, shards=3, key_shards=1)
-        store.claim_timer_queues(handing_over, [0, 3, 6], now_ms())
-        await until(lambda: shards.owners() == [0, 1, 2, 0, 1, 2, 0, 1])
+        await hands_over(cluster, shards, its_id, 3)
         await shards.start(0, 3)
         for number in (1, 2):
             new = shards.running[number].service

@@ -1,7 +1,6 @@
 """One trouble at a time with the disks of replicas: full, short of space, failed."""
 
 import asyncio
-from functools import partial
 
 import pytest
 
@@ -11,17 +10,10 @@ from duemq_server.replication.running.leading.term import FULL_MS
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from tests.service.replica_network import others_of, running_group
+from tests.service.replica_network import LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
-# Of a leader that is to stay one, however busy the machine is.
-LASTING_S = 30.0
-
-
-@pytest.fixture
-def running(monkeypatch, tmp_path):
-    """See running_group."""
-    return partial(running_group, monkeypatch, tmp_path)
+__all__ = ["running"]
 
 
 async def until_it_has_looked(member, times):
@@ -92,7 +84,7 @@ async def test_who_follows_with_a_disk_that_failed_ends(running, monkeypatch):
 
 
 async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         await leader.term.write(b"one")
         leader.disk.full = True
         refused = asyncio.create_task(leader.term.write(b"nowhere"))
@@ -167,7 +159,7 @@ async def test_a_leader_without_space_to_note_its_epoch_leads(running, monkeypat
 
 
 async def test_a_leader_that_is_short_of_space_lets_one_lead_that_is_not(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         await leader.term.write(b"one")
         short, spare = others_of(group, leader)
         short.disk.short = leader.disk.short = True
@@ -177,11 +169,12 @@ async def test_a_leader_that_is_short_of_space_lets_one_lead_that_is_not(running
 
 
 async def test_where_all_are_short_of_space_nobody_relieves_anybody(running):
-    async with running(2) as (group, _, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         (other,) = others_of(group, leader)
         other.disk.short = True
         term = leader.replica.leading
-        await until(lambda: all(each.short_of_space for each in term.leader.followers.values()))
+        followers = term.leader.followers  # by stream
+        await until(lambda: [each.short_of_space for each in followers.values()] == [True])
         leader.disk.short = True
         await until(lambda: term._full_ms is not None and steady_ms() - term._full_ms > FULL_MS)
         assert not term.no_space.done()
@@ -190,7 +183,7 @@ async def test_where_all_are_short_of_space_nobody_relieves_anybody(running):
 
 
 async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         full, spare = others_of(group, leader)
         full.disk.full = True
         await group.write(b"one")

@@ -17,13 +17,12 @@ import pytest
 
 from duemq_server.replication.running import process
 from tests.service.replica_group import Group
-from tests.service.replica_network import Network, network
+from tests.service.replica_network import FAST, Network, network
 from tests.service.running_cluster import until
 
 SEEDS = int(os.environ.get("REPLICA_SEEDS", "1"))
 FIRST = int(os.environ.get("REPLICA_FIRST", "1"))
 SECONDS = float(os.environ.get("REPLICA_SECONDS", "5"))
-FAST = {"lease_duration": 1.0, "lag_max": 0.5}
 ANSWER_S = 1.0  # then a client gives a write up: it may be done or not
 
 pytestmark = pytest.mark.timeout(120 + SECONDS * 2)

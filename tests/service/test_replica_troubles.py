@@ -2,24 +2,18 @@
 
 import asyncio
 import shutil
-from functools import partial
 
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.replication.stores.store import StoreError
 from tests.service.replica_group import SEGMENT_BYTES, Group, Member
-from tests.service.replica_network import FAST, others_of, running_group
+from tests.service.replica_network import FAST, LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
-# Of a leader that is to stay one, however busy the machine is.
-LASTING_S = 30.0
+__all__ = ["running"]
+
 LINE = b"x" * 1000
-
-
-@pytest.fixture
-def running(monkeypatch, tmp_path):
-    """See running_group."""
-    return partial(running_group, monkeypatch, tmp_path)
 
 
 async def fill_a_segment(group):
@@ -46,7 +40,7 @@ async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_t
 
 
 async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(running):
-    async with running(3) as (group, _, leader):
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         late, third = others_of(group, leader)
         await late.kill()
         await fill_a_segment(group)
@@ -183,6 +177,41 @@ async def test_a_directory_of_records_that_is_away_is_no_record_that_is_gone(run
         assert leader.term is not None
 
 
+async def test_a_record_that_was_set_back_is_written_again_by_its_leader(running, caplog):
+    """By a backup of the store, say: who was in sync in that lacks what came since."""
+    async with running(3, lease_duration=LASTING_S) as (group, net, leader):
+        late, _ = others_of(group, leader)
+        store, me = net.stores[leader.name], late.replica.me
+        backup = store.read().record
+        await late.kill()
+        await until(lambda: me not in store.read().record.in_sync)
+        epoch = leader.replica.leading.leader.epoch
+        store.swap(store.read().version, backup)
+        assert me in store.read().record.in_sync
+        await until(lambda: me not in store.read().record.in_sync)
+        assert leader.replica.leading.leader.epoch == epoch == store.read().record.epoch
+        assert "not what this leader wrote last" in caplog.text
+
+
+async def test_a_store_that_takes_no_changes_is_told_of_once(running, monkeypatch, caplog):
+    """It answers reads: the leader asks again and again."""
+    async with running(3, lease_duration=LASTING_S) as (group, net, leader):
+        late, _ = others_of(group, leader)
+        store, me = net.stores[leader.name], late.replica.me
+        refused = []
+
+        def swap(version, wanted):
+            refused.append(wanted)
+            raise StoreError("its disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "swap", swap)
+            await late.kill()
+            await until(lambda: len(refused) >= 5)
+        await until(lambda: me not in store.read().record.in_sync)
+        assert caplog.text.count("a change of who is in sync is not answered") == 1
+
+
 async def test_who_is_away_is_not_asked_to_lead(running):
     async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         (follower,) = others_of(group, leader)
@@ -196,7 +225,7 @@ async def test_who_is_away_is_not_asked_to_lead(running):
 
 
 async def test_a_slow_catch_up_is_no_silence(running):
-    async with running(2) as (group, _, leader):
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         (follower,) = others_of(group, leader)
         await leader.term.write(LINE)
         leader.replica.leading._shipping.rate = 1  # byte a second

@@ -18,7 +18,7 @@ import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +117,7 @@ class Unseen:
 
 
 class DispatchedTimers:
-    """What Recovery, which is one, knows of them."""
+    """What Recovery, which is one, knows of them: entries about batches, and then all of them."""
 
     def __init__(
         self, scheduler: Scheduler, now_ms: int, fired_by: Callable[[int], int] | None = None
@@ -160,6 +160,39 @@ class DispatchedTimers:
             if self._scheduler.schedules.waits_from(source_id):
                 self._scheduler.schedules.left(source_id, found.offsets[places].tolist())
             self._unseen.add(number, found.offsets[places], batch, places)
+
+    def _ack(self, entry: Entry) -> None:
+        for position in log_entries.decode_ack(entry.body):
+            replayed = self._by_position.get(position)
+            if replayed is not None:
+                replayed.acked = True
+                self._scheduler.ledger.in_flight -= replayed.count
+            else:
+                self._ack_saved(position)
+
+    def _ack_saved(self, position: int) -> None:
+        """A batch that was on its way when the checkpoint was made."""
+        for lane in self._scheduler.dispatcher.lanes():
+            for batch in lane.unacked:
+                if batch.position == position:
+                    lane.forget(batch)
+                    self._scheduler.dispatcher.stored(batch)
+                    self._scheduler.ledger.in_flight -= batch.count
+                    return
+        raise Corrupt(f"an acknowledged batch at {position} is unknown")
+
+    def _epoch(self, entry: Entry) -> None:
+        restarted = log_entries.decode_epoch(entry.body)
+        lane = self._scheduler.dispatcher.lane(restarted.lane)
+        lane.restart(restarted.epoch)
+        for batch in self._batches:
+            if batch.lane is lane and not batch.acked:
+                batch.sequence = lane.next_sequence
+                lane.next_sequence += 1
+
+    def _keys_change(self, hashes: Iterable[int], position: int) -> None:
+        """The entry there names these keys."""
+        self._keys_changed.update(dict.fromkeys(hashes, position))
 
     def _find(self) -> None:
         """All entries are known: takes their timers out of memory and blocks.  Raises Corrupt."""

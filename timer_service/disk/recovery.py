@@ -4,9 +4,9 @@ Run by the thread that will own the scheduler, before anything else.  Reads and 
 directly: it is the start of the process.
 
 1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
-2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL, ACK,
-   EPOCH, SCHEDULE, RECUR, HOLD, DROP and BULK as they say; a DISPATCH only notes which timers are
-   in it.
+2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL,
+   SCHEDULE, RECUR, HOLD, DROP and BULK as they say; DISPATCH, ACK and EPOCH are of batches
+   (dispatched.py): a DISPATCH only notes which timers are in it.
 3. The noted timers are then taken out wherever they are met (dispatched.py), and batches that are
    not acknowledged are made anew.
 
@@ -226,7 +226,7 @@ class Recovery(DispatchedTimers):
         home = entry.position + record.HEADER_BYTES + start + changed.frames_at
         keyed_state.apply(self._scheduler, changed, home, self._now_ms)
         hashes = (*changed.cancelled_hashes.tolist(), *changed.hashes.tolist())
-        self._keys_changed.update(dict.fromkeys(hashes, entry.position))
+        self._keys_change(hashes, entry.position)
         self._make_room()
 
     def _recur(self, entry: Entry) -> None:
@@ -235,35 +235,6 @@ class Recovery(DispatchedTimers):
         home = entry.position + record.HEADER_BYTES + timers_at + changed.frames_at
         schedule_changes.apply(self._scheduler, changes, changed, home, self._now_ms)
         self._make_room()
-
-    def _ack(self, entry: Entry) -> None:
-        for position in log_entries.decode_ack(entry.body):
-            replayed = self._by_position.get(position)
-            if replayed is not None:
-                replayed.acked = True
-                self._scheduler.ledger.in_flight -= replayed.count
-            else:
-                self._ack_saved(position)
-
-    def _ack_saved(self, position: int) -> None:
-        """A batch that was on its way when the checkpoint was made."""
-        for lane in self._scheduler.dispatcher.lanes():
-            for batch in lane.unacked:
-                if batch.position == position:
-                    lane.forget(batch)
-                    self._scheduler.dispatcher.stored(batch)
-                    self._scheduler.ledger.in_flight -= batch.count
-                    return
-        raise Corrupt(f"an acknowledged batch at {position} is unknown")
-
-    def _epoch(self, entry: Entry) -> None:
-        restarted = log_entries.decode_epoch(entry.body)
-        lane = self._scheduler.dispatcher.lane(restarted.lane)
-        lane.restart(restarted.epoch)
-        for batch in self._batches:
-            if batch.lane is lane and not batch.acked:
-                batch.sequence = lane.next_sequence
-                lane.next_sequence += 1
 
     def _make_room(self) -> None:
         """Flushes the memtable at once if it is full."""

@@ -19,7 +19,7 @@ class Blocked:
 
     def __init__(self, leader: Leader, min_insync: int, lag_max_ms: int) -> None:
         self.names: tuple[str, ...] = ()
-        """As of the last look; empty: whatever is written is committed."""
+        """Whom it waits for, as of the last look."""
         self._leader = leader
         self._min = min_insync
         self._lag_max_ms = lag_max_ms

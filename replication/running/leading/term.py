@@ -312,7 +312,7 @@ class Leading:
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """Replicas that are in sync and do not answer, without which nothing is committed."""
+        """Names of those without whom nothing is committed: see Blocked."""
         return self._blocked.names
 
     def followers(self) -> set[str]:
