@@ -59,7 +59,7 @@ def messages_of(module: str) -> str:
 
 
 def stubs_of(messages: str, package: str, services: list[str]) -> str:
-    """The clients' half; serving/server.py makes the servers' half of the descriptors as well."""
+    """The clients' half; serving/methods.py makes the servers' half of the descriptors as well."""
     lines = [f"from {package} import {messages}", "from duemq.v1 import Stub"]
     if package == "duemq.v1":
         lines = [f"from duemq.v1 import Stub, {messages}"]

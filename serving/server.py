@@ -90,6 +90,7 @@ class Server:
         """Answers that clients have not read yet."""
         self._metrics.show(self.unsent)
         self._watching: list[asyncio.Task[None]] = []
+        self._cannot_cut = False  # which is told once, and not at each look
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._health = health.HealthServicer()
         self._page: MetricsPage | None = None
@@ -204,8 +205,11 @@ class Server:
         try:
             found = await asyncio.to_thread(connections.shut, peer)
         except OSError as error:  # too many open files, say: the next look tries again
-            log.error("%s does not read, and could not be cut off: %s", peer, error)
+            if not self._cannot_cut:
+                log.error("%s does not read, and could not be cut off: %s", peer, error)
+            self._cannot_cut = True
             return
+        self._cannot_cut = False
         if found:
             timeout_s = self.unsent.timeout_s
             log.warning("%s has not read an answer for %g s: connection closed", peer, timeout_s)

@@ -172,22 +172,22 @@ class GroupAdminServicer:
         queues = self._store.queues_of(request.topic)
         checks.count("queue_ids", len(request.queue_ids), 0, QUEUES_MAX)
         wanted = sorted(set(request.queue_ids)) or [queue.queue_id for queue in queues]
-        # It may be made anew while times are looked for.
+        # It may be made anew while times are looked for: `_move` refuses what was found then.
         topic_id = queues[0].topic_id
 
         def find() -> list[_Move]:
             return [
-                _Move(request.topic, queue_id, self._target(request, queue_id, topic_id), topic_id)
+                _Move(request.topic, queue_id, self._target(request, queue_id), topic_id)
                 for queue_id in wanted
             ]
 
         return await asyncio.to_thread(find) if to == "at_ms" else find()
 
     def _target(
-        self, request: group_admin_pb2.ResetOffsetsRequest, queue_id: int, topic_id: int
+        self, request: group_admin_pb2.ResetOffsetsRequest, queue_id: int
     ) -> int | DuemqError:
         try:
-            queue = self._store.queue(request.topic, queue_id, topic_id)
+            queue = self._store.queue(request.topic, queue_id)
         except DuemqError as error:
             return error
         to = request.WhichOneof("to")

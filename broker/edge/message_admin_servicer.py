@@ -17,13 +17,13 @@ from duemq.errors import (
     OffsetOutOfRange,
     Overloaded,
     TopicNotFound,
-    Unavailable,
 )
 from duemq.protocol import checks, names
 from duemq.protocol.limits import FOUND_MAX
 from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_admin_pb2, message_pb2
 from duemq_server.broker.edge.commits import Commits
+from duemq_server.broker.edge.pulls.disk_reads import stopping
 from duemq_server.broker.groups.progress import Activity, QueueState, state_of
 from duemq_server.broker.reading import lookup, reader
 from duemq_server.broker.reading.lookup import Found, LookupStart, MessageQuery
@@ -95,7 +95,7 @@ class MessageAdminServicer:
         self, queues: list[Queue], work: Callable[[], lookup.LookupStep]
     ) -> lookup.LookupStep:
         if self._closed:
-            raise _stopping()
+            raise stopping()
         if self._lookups >= LOOKUPS_MAX:
             raise Overloaded(
                 f"{self._lookups} look-ups wait here, the most allowed", limit=LOOKUPS_MAX
@@ -106,7 +106,7 @@ class MessageAdminServicer:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closed and not (task and task.cancelling()):  # its turn never came
-                raise _stopping() from None
+                raise stopping() from None
             raise
         except (StorageError, OSError, IndexError) as error:
             if any(queue.dropped for queue in queues):
@@ -166,10 +166,6 @@ class MessageAdminServicer:
                     offset=progress.offset,
                 )
         return answer
-
-
-def _stopping() -> Unavailable:
-    return Unavailable("the broker is stopping")
 
 
 def _delivery(state: QueueState, offset: int) -> message_admin_pb2.DeliveryState:

@@ -53,7 +53,7 @@ class GroupTable:
         return group
 
     def drop(self, group: Group) -> None:
-        """Rule 3 holds if it is made anew before the clock has passed its generation."""
+        """Its generation is remembered: it may be made anew before the clock has passed it."""
         del self._groups[group.name]
         self._changed.add(group.name)
         self._dropped[group.name] = group.generation

@@ -167,7 +167,7 @@ class Queue:
 
     def purge(self, offset: int) -> None:
         """Forgets the records before an offset; `free` removes their files."""
-        self._index.drop_before(offset, 0)
+        self._index.drop_before(offset, keep_files=True)
         self.keys.drop_before(self.min_offset)
 
     def free(self, offset: int) -> None:

@@ -243,6 +243,8 @@ class Tables:
         """
         of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
         self.queues.erase_unknown([*self.topics, *of_checkpoint])
+        if not self._purged:
+            return  # `offsets` may be long, and this is the event loop
         known = {topic.id for topic in of_checkpoint}
         purged = {
             GroupQueue(*row[:3]): Progress(*row[3:])

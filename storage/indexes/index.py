@@ -274,16 +274,15 @@ class FixedIndex:
             if first:
                 self._last_file()  # its name tells the next start where the index begins
 
-    def drop_before(self, number: int, files_before: int | None = None) -> None:
-        """Forgets the entries before `number`; removes the files that are done.
+    def drop_before(self, number: int, *, keep_files: bool = False) -> None:
+        """Forgets the entries before `number`, and removes the files that are done.
 
-        `files_before`: files with entries from there on stay.
+        `keep_files`: a later call does.
         """
         number = self.present(min(number, self.end))
         self.first = max(self.first, number)
-        done = number if files_before is None else min(number, files_before)
         with self._flush_lock:
-            while len(self._starts) > 1 and self._starts[1] <= done:
+            while not keep_files and len(self._starts) > 1 and self._starts[1] <= number:
                 self._remove(self._starts[0])
             kept = self._starts[0] if self._starts else self.first
             self._gaps = [gap for gap in self._gaps if gap[1] > kept]

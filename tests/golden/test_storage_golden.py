@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duemq_server.storage import checkpoint, durable_mark, frame, record
+from duemq_server.storage import checkpoint, durable_mark, frame, record, starts
 from duemq_server.storage.disk import write_all
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.key_run import KeyRun
@@ -92,6 +92,13 @@ def segment() -> bytes:
     return disk.content(f"/log/{0:020d}")[: log.end_position]
 
 
+def started() -> bytes:
+    disk = FaultyDisk()
+    disk.makedirs("/data")
+    starts.begin("/data", disk, STORE_MS)
+    return disk.content("/data/started")
+
+
 ENCODED = {
     "log_entry": log_entry,
     "frame": plain_frame,
@@ -102,6 +109,7 @@ ENCODED = {
     "key_run": lambda: b"".join(key_run.encode(41, 3, [KEY_ENTRIES])),
     "durable_mark": lambda: durable_mark.encode(123_456_789),
     "epoch_entry": epoch_entry,
+    "started": started,
 }
 
 
@@ -173,6 +181,13 @@ def test_small_files_of_version_1_are_read() -> None:
         (4245, 4, 149, 0, 0xAAAAAAAA, STORE_MS),
         (4249, 6, 153, 0x33333333, 0xBBBBBBBB, STORE_MS),
     ]
+
+
+def test_when_the_process_before_began_is_read() -> None:
+    disk = FaultyDisk()
+    disk.makedirs("/data")
+    write_all(disk.open("/data/started", create=True), [golden("started")], 0)
+    assert starts.begin("/data", disk, 0) == STORE_MS + 1
 
 
 def test_a_key_run_of_version_1_is_read() -> None:

@@ -43,10 +43,10 @@ class IndexModel(RuleBasedStateMachine):
         if not self.there():
             self.first = self.end
 
-    @rule(share=st.floats(0, 1), kept=st.none() | st.integers(0, 60))
-    def drop(self, share: float, kept: int | None) -> None:
+    @rule(share=st.floats(0, 1), keep_files=st.booleans())
+    def drop(self, share: float, keep_files: bool) -> None:
         number = self.first + int(share * (self.end - self.first))
-        self.index.drop_before(number, kept)
+        self.index.drop_before(number, keep_files=keep_files)
         self.first = min((each for each in self.numbers if each >= number), default=self.end)
 
     @precondition(lambda self: self.there())

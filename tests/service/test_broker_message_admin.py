@@ -282,9 +282,10 @@ async def test_look_ups_that_wait_are_bounded(tmp_path: Path) -> None:
 async def test_a_look_up_that_waits_for_its_turn_is_told_of_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, go_on = lookup.search, threading.Event()
+    search, begun, go_on = lookup.search, threading.Event(), threading.Event()
 
     def held(*arguments: Any) -> lookup.LookupStep:
+        begun.set()
         go_on.wait(WAIT_S)
         return search(*arguments)
 
@@ -292,7 +293,7 @@ async def test_a_look_up_that_waits_for_its_turn_is_told_of_a_stop(
     async with running_broker(tmp_path) as (broker, client):
         await send(client, "orders", record("a", "k"))
         first, second = (asyncio.ensure_future(find(client, "orders", key="k")) for _ in range(2))
-        await until(lambda: broker._messages._lookups == 2)
+        await until(lambda: begun.is_set() and broker._messages._lookups == 2)
         broker._messages.close()
         with pytest.raises(Unavailable):
             async with asyncio.timeout(WAIT_S):

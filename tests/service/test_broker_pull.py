@@ -366,7 +366,7 @@ async def test_a_fetch_lingers_until_something_is_due_at_once(
     [soon] = await client.send(batch(topic_name(), [b"b"], delays_ms=[100], queue_id=0))
     assert fetch.queue_id == later.queue_id == soon.queue_id
     assert (await waiting).next_offset == fetch.offset + 3
-    assert not broker._pulls._parking.lingering
+    assert not broker._pulls._parking._lingering
 
 
 async def test_a_fetch_does_not_linger_for_ever(client: Client) -> None:

@@ -48,7 +48,7 @@ class Telling:
         session_of: Callable[[Key], Session | None],
     ) -> None:
         """`session_of`: over which stream a member speaks now."""
-        self.group_store = group_store
+        self._group_store = group_store
         self._groups = groups
         self._routes = routes
         self._session_of = session_of
@@ -103,7 +103,7 @@ class Telling:
             unsent, self._unsent = self._unsent, {}
             unsaved = ()
             if self._groups.changed:
-                unsaved = await self.group_store.save(self._groups)
+                unsaved = await self._group_store.save(self._groups)
             await self._tell(unsent, unsaved)
             if not self._unsent:
                 self.idle.set()

@@ -41,7 +41,7 @@ class Parking:
         self.closing = False
         """Nobody waits any more."""
         self.waiters: Waiters[Parked] = Waiters()
-        self.lingering: dict[QueueKey, list[_Lingering]] = {}
+        self._lingering: dict[QueueKey, list[_Lingering]] = {}
         self._now_ms = now_ms
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -64,19 +64,19 @@ class Parking:
     def linger(self, parked: Parked, key: QueueKey, offset: int) -> Iterator[None]:
         """Meanwhile it is also woken when a record behind `offset` is due at once."""
         mine = _Lingering(offset, parked)
-        self.lingering.setdefault(key, []).append(mine)
+        self._lingering.setdefault(key, []).append(mine)
         try:
             yield
         finally:
-            self.lingering[key].remove(mine)
-            if not self.lingering[key]:
-                del self.lingering[key]
+            self._lingering[key].remove(mine)
+            if not self._lingering[key]:
+                del self._lingering[key]
 
     def appended(self, queue: Queue) -> None:
         """Wakes those who wait for it."""
         for parked in self.waiters.wake(queue.key):
             _resolve(parked)
-        for each in self.lingering.get(queue.key, ()):
+        for each in self._lingering.get(queue.key, ()):
             if queue.at_once_end > each.offset:
                 _resolve(each.parked)
 

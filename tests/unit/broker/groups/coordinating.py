@@ -4,11 +4,7 @@ from typing import Any
 from zlib import crc32
 
 from duemq.protocol.balance import MessageQueue
-from duemq_server.broker.groups.coordinator import (
-    Assignment,
-    Coordinator,
-    Step,
-)
+from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.store.offsets import GENERATION_MARKS

@@ -1,12 +1,7 @@
 import pytest
 
-from duemq.errors import (
-    GroupNotFound,
-)
-from duemq_server.broker.groups.coordinator import (
-    EMPTY_GROUP_KEPT_MS,
-    Coordinator,
-)
+from duemq.errors import GroupNotFound
+from duemq_server.broker.groups.coordinator import EMPTY_GROUP_KEPT_MS, Coordinator
 from tests.unit.broker.groups.coordinating import (
     FIRST,
     T0,

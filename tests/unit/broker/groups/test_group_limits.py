@@ -2,23 +2,11 @@ import json
 
 import pytest
 
-from duemq.errors import (
-    GroupNotFound,
-    InvalidArgument,
-    Overloaded,
-)
-from duemq_server.broker.groups.coordinator import (
-    Coordinator,
-)
+from duemq.errors import GroupNotFound, InvalidArgument, Overloaded
+from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
-from tests.unit.broker.groups.coordinating import (
-    T0,
-    hello,
-    new_coordinator,
-    queues,
-    told,
-)
+from tests.unit.broker.groups.coordinating import T0, hello, new_coordinator, queues, told
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 import pytest
 
-from duemq.errors import (
-    InvalidArgument,
-)
+from duemq.errors import InvalidArgument
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from tests.unit.broker.groups.coordinating import (

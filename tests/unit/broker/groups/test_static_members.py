@@ -1,11 +1,7 @@
 import pytest
 
-from duemq.errors import (
-    FencedMember,
-)
-from duemq_server.broker.groups.coordinator import (
-    Coordinator,
-)
+from duemq.errors import FencedMember
+from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.members import Hello
 from tests.unit.broker.groups.coordinating import (
     T0,

@@ -170,3 +170,22 @@ def test_files_of_what_was_purged_go_with_the_next_checkpoint(
     save(store, disk)
     assert [path for path in disk.paths if "/orders." in path] == files[-1:]
     assert span(opened(disk.after_kill())) == (5, 5)
+
+
+def test_a_checkpoint_removes_no_files_of_a_purge_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 32})
+    disk = FaultyDisk()
+    store = filled(disk)
+    store.purge("orders", {0: 2})
+    settle(store)
+    taken = store.snapshot()
+    save(store, disk)
+    store.purge("orders", {0: 4})  # nobody has an answer yet
+    store.tables.erase_deleted(taken)
+    assert span(opened(disk.after_kill())) == (2, 5)
+    before = [path for path in disk.paths if "/orders." in path]
+    save(store, disk)
+    assert len([path for path in disk.paths if "/orders." in path]) == len(before) - 2
+    assert span(opened(disk.after_kill())) == (4, 5)
