@@ -9,7 +9,8 @@ PIP := --disable-pip-version-check --no-input -q
 RUN := .venv/bin/python -m
 # Side by side, a file in one process (tests/conftest.py); PYTEST=-n0 has one after the other.  One
 # more than processors: half of the time they wait for processes that start, die and come back.
-TESTS := pytest -q -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+# A test process that crashes ends the run: pytest-xdist 3.8 may wait for ever for one in its place.
+TESTS := pytest -q --max-worker-restart 0 -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
 .PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas skew simulate fuzz bench chart clients page-test kind-prepare kind-test clean
 

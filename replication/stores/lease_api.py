@@ -15,12 +15,18 @@ from contextlib import contextmanager
 import httpx2
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError
+from lightkube.models.meta_v1 import Status
 from lightkube.resources.coordination_v1 import Lease
 from msgspec import MsgspecError
 
 from duemq_server.replication.stores.store import StoreError
 
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for each request
+
+# msgspec learns a type when it first meets it.  Two threads at that and a garbage collection end
+# the process with SIGSEGV (0.22): here, under the import's lock, there is one.
+for _type in (Lease, Status):
+    _type.from_dict({})
 
 CALL_TIMEOUT_S = 2.0
 """Of a connect, of each write and each read; an answer is one or two reads."""
