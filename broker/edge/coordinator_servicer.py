@@ -180,12 +180,16 @@ class CoordinatorServicer:
     async def _hear_all(
         self, requests: AsyncIterator[group_pb2.MemberEvent], key: Key, session: Session
     ) -> None:
+        retired = False
         async for event in requests:
             if self._sessions.get(key) is not session or session.overrun:
                 return  # the member speaks over another stream now, or is to come again
             kind = event.WhichOneof("event")
             if kind == "heartbeat":
                 generation = self._coordinator.heartbeat(*key, self._clock())
+                if event.heartbeat.leaving and not retired:
+                    retired = True
+                    await self._rebalancer.done(partial(self._retire, key, session), key[0])
                 ack = group_pb2.HeartbeatAck(generation=generation)
                 session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
             elif kind == "released":
@@ -209,6 +213,10 @@ class CoordinatorServicer:
             queues = map(messages.queue_of, part)
             self._coordinator.let_go(*key, released.generation, queues, self._clock())
             await slices.pause()
+
+    async def _retire(self, key: Key, session: Session, _slices: Slices) -> None:
+        if self._sessions.get(key) is session:
+            self._coordinator.retire(*key, self._clock())
 
     async def _quit(self, key: Key, session: Session) -> None:
         if self._sessions.get(key) is session:

@@ -130,6 +130,11 @@ class Coordinator:
         self.let_go(group_name, member_id, generation, queues, now_ms)
         return Step(assignments=self._rebalance(now_ms))
 
+    def leaving(self, group_name: str, member_id: str, now_ms: int) -> Step:
+        """As `retire`."""
+        self.retire(group_name, member_id, now_ms)
+        return Step(assignments=self._rebalance(now_ms))
+
     def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
         """As `quit`."""
         self.quit(group_name, member_id, now_ms)
@@ -209,6 +214,7 @@ class Coordinator:
             now_ms,
             hello.incarnation,
             was_member=hello.generation > 0,
+            leaving=hello.leaving,
         )
         arrival.await_members(group, hello)
         if returning:
@@ -248,6 +254,17 @@ class Coordinator:
                 del group.holdings[queue]
                 group.freed.append(queue)
         self._touched[group_name] = None
+
+    def retire(self, group_name: str, member_id: str, now_ms: int) -> None:
+        """A member is to be assigned nothing any more: it lets go of its queues as work ends.
+
+        Raises as `heartbeat`.
+        """
+        group, member = self._member(group_name, member_id)
+        member.last_heard_ms = now_ms
+        if not member.leaving:
+            member.leaving = True
+            self._shake(group)
 
     def quit(self, group_name: str, member_id: str, now_ms: int) -> None:
         """A member has let go of everything.  Idempotent.

@@ -36,6 +36,7 @@ class Hello:
     client: str = ""
     members: tuple[str, ...] = ()  # as that assignment named them
     incarnation: int = 0  # of a static member
+    leaving: bool = False
 
     def check(self) -> None:
         """Raises InvalidArgument for what no member may say."""
@@ -70,6 +71,7 @@ class Member:
     last_heard_ms: int
     incarnation: int
     was_member: bool  # before it came here
+    leaving: bool = False  # has no share any more, and may still hold queues
     # Queues and members of the last assignment.
     told: tuple[tuple[MessageQueue, ...], tuple[str, ...]] | None = None
 

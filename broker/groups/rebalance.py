@@ -92,7 +92,11 @@ def _renew(group: Group, mark: int, now_ms: int) -> None:
 
 
 def _retarget(group: Group, queues: TopicQueues, mark: int, now_ms: int) -> Pieces[None]:
-    topics = {m.member_id: frozenset(m.subscriptions) for m in group.members.values()}
+    topics = {
+        member.member_id: frozenset(member.subscriptions)
+        for member in group.members.values()
+        if not member.leaving
+    }
     made_of = group.strategy, queues, topics
     if made_of == group.made_of and not group.outdated:
         return

@@ -47,14 +47,16 @@ class Member:
     member_id: str
     incarnation: int = 0
     inbox: deque[Assignment] = field(default_factory=deque)
-    outbox: deque[tuple[int, MessageQueue]] = field(default_factory=deque)  # released
+    outbox: deque[tuple[int, MessageQueue] | None] = field(default_factory=deque)
+    """Released; None: a heartbeat that says it is leaving."""
     held: dict[MessageQueue, Hold] = field(default_factory=dict)
     wanted: frozenset[MessageQueue] = frozenset()
     generation: int = 0
     names: tuple[str, ...] = ()  # all members, as the last assignment said
-    untold: set[MessageQueue] = field(default_factory=set)  # released before it heard anything
+    untold: set[MessageQueue] = field(default_factory=set)  # released: for the next assignment
     answered: bool = False  # its hello
     connected: bool = False
+    leaving: bool = False  # takes nothing any more
     dead: bool = False
 
 
@@ -197,6 +199,7 @@ class GroupHistory(RuleBasedStateMachine):
             owned=tuple(member.held),
             members=member.names,
             incarnation=member.incarnation,
+            leaving=member.leaving,
         )
         try:
             step = self.coordinator.join(hello, self.now_ms, known)
@@ -238,7 +241,7 @@ class GroupHistory(RuleBasedStateMachine):
         member.answered = True
         if member.connected:
             member.outbox.extend((member.generation, q) for q in member.untold - member.wanted)
-        member.untold.clear()
+        member.untold = set(member.wanted - member.held.keys()) if member.leaving else set()
         for queue, hold in member.held.items():
             if queue not in member.wanted:
                 hold.releasing = True
@@ -257,6 +260,8 @@ class GroupHistory(RuleBasedStateMachine):
             self.hello(member)
 
     def take_over(self, member: Member) -> None:
+        if member.leaving:
+            return
         for queue in member.wanted - member.held.keys():
             if self.fences.get(queue, 0) > member.generation:
                 member.wanted -= {queue}  # someone is newer: what is true?
@@ -274,13 +279,24 @@ class GroupHistory(RuleBasedStateMachine):
         for queue, hold in list(member.held.items()):
             if hold.releasing and not member.dead:
                 del member.held[queue]
-                if member.connected and queue not in member.wanted:
-                    if member.answered:
+                if member.connected and (member.leaving or queue not in member.wanted):
+                    if member.answered and queue not in member.wanted:
                         member.outbox.append((member.generation, queue))
                     else:
                         member.untold.add(queue)
                 self.take_over(member)
                 return
+
+    @rule(member=members)
+    def retire(self, member: Member) -> None:
+        """It closes, and some of its work lasts.  A static member's queues wait for its return."""
+        if member.dead or member.leaving or member.incarnation:
+            return
+        member.leaving = True
+        for hold in member.held.values():
+            hold.releasing = True
+        if member.connected:
+            member.outbox.append(None)
 
     @rule(member=members)
     def speak(self, member: Member) -> None:
@@ -289,17 +305,19 @@ class GroupHistory(RuleBasedStateMachine):
             return
         try:
             if member.outbox:
-                generation, queue = member.outbox.popleft()
-                step = self.coordinator.released(
-                    GROUP, member.member_id, generation, [queue], self.now_ms
-                )
-                self.publish(step)
+                self.publish(self.say(member, member.outbox.popleft()))
             else:
                 self.coordinator.heartbeat(GROUP, member.member_id, self.now_ms)
         except FencedMember:
             member.held.clear()
             member.wanted = frozenset()
             self.hello(member)
+
+    def say(self, member: Member, said: tuple[int, MessageQueue] | None) -> Step:
+        if said is None:
+            return self.coordinator.leaving(GROUP, member.member_id, self.now_ms)
+        generation, queue = said
+        return self.coordinator.released(GROUP, member.member_id, generation, [queue], self.now_ms)
 
     @rule(member=consumes(members))
     def leave(self, member: Member) -> None:
@@ -393,13 +411,14 @@ class GroupHistory(RuleBasedStateMachine):
         else:
             raise AssertionError(f"the group has not settled after {ROUNDS_MAX} rounds")
         found = {queue: m.member_id for m in live for queue in m.held}
+        staying = [m.member_id for m in live if not m.leaving]
         if self.strategy == AVERAGE:
-            assert found == allocate(average, self.routes(), {m.member_id: ["t"] for m in live})
-        elif live:
+            assert found == allocate(average, self.routes(), {m: ["t"] for m in staying})
+        elif staying:
             assert sorted(found) == sorted(self.routes())
             shares = Counter(found.values())
-            assert {shares[m.member_id] for m in live} <= {
-                self.queue_count // len(live) + n for n in (0, 1)
+            assert {shares[m] for m in staying} <= {
+                self.queue_count // len(staying) + n for n in (0, 1)
             }
         assert all(not hold.orphan for m in live for hold in m.held.values())
 

@@ -698,6 +698,35 @@ async def test_a_clean_close_gives_the_queues_to_the_others_at_once(
     await until(lambda: len(first.queues) == 8)  # long before the session is over
 
 
+async def test_a_close_that_waits_for_a_callback_gives_the_idle_queues_away_meanwhile(
+    cluster, topic, consumers
+) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def receive(message) -> None:
+        entered.set()
+        leave.wait(60)
+
+    patient = {**LONG, "release_timeout_s": 60}
+    first = await consumers.start("a", callback=receive, settings=patient)
+    await cluster.send(topic, [b"slow"], broker="b0", queue_id=0)
+    await until(entered.is_set)
+    second = await consumers.start("b", settings=LONG)
+    await until(lambda: len(second.queues) >= 3)
+    busy = MessageQueue(topic, "b0", 0)
+    closing = asyncio.create_task(first.close())
+    await until(lambda: len(second.queues - {busy}) == 7)
+    assert not closing.done()
+    assert busy not in second.queues
+    sent = await fill(cluster, topic, 1)
+    await until(lambda: len(consumers.received["b"]) >= 7)
+    leave.set()
+    await closing
+    await until(lambda: len(second.queues) == 8)
+    await until(lambda: len(consumers.received["b"]) >= len(sent))
+    assert Counter(consumers.received["b"]) == Counter(sent)
+
+
 async def test_a_goodbye_reaches_whoever_coordinates_now(cluster, topic, consumers) -> None:
     first = await consumers.start("a", settings=LONG)
     second = await consumers.start("b", settings=LONG)

@@ -44,6 +44,7 @@ async def hello_of(event: group_pb2.MemberEvent) -> Hello:
         client=hello.client,
         members=tuple(hello.members),
         incarnation=hello.incarnation,
+        leaving=hello.leaving,
     )
 
 

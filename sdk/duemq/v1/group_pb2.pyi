@@ -20,7 +20,7 @@ class Subscription(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., filter: _Optional[str] = ..., filter_type: _Optional[_Union[_broker_pb2.FilterType, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("group", "member_id", "subscriptions", "session_timeout_ms", "strategy", "generation", "owned", "client", "members", "incarnation")
+    __slots__ = ("group", "member_id", "subscriptions", "session_timeout_ms", "strategy", "generation", "owned", "client", "members", "incarnation", "leaving")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Hello(_message.Message):
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
@@ -41,13 +42,16 @@ class Hello(_message.Message):
     client: str
     members: _containers.RepeatedScalarFieldContainer[str]
     incarnation: int
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., session_timeout_ms: _Optional[int] = ..., strategy: _Optional[str] = ..., generation: _Optional[int] = ..., owned: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., client: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., session_timeout_ms: _Optional[int] = ..., strategy: _Optional[str] = ..., generation: _Optional[int] = ..., owned: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., client: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., incarnation: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "leaving")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, generation: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class Released(_message.Message):
     __slots__ = ("generation", "queues")

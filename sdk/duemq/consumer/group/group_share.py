@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 FENCED_COMMIT_TIMEOUT_S = 1.0
 WARN_S = 1.0  # between warnings, while a release waits for callbacks
+RETIRE_AFTER_S = 0.2  # most callbacks have ended by then, and one goodbye says it all
 STOP_TIMEOUT_S = 5.0  # for workers that have nothing to do any more
 
 
@@ -157,12 +158,20 @@ class GroupShare:
         await self._membership.run()
 
     async def close(self) -> None:
-        """Stops, waits for callbacks and send-backs, commits; no assignment counts any more."""
+        """Stops, waits for callbacks and send-backs, commits; nothing is taken over any more.
+
+        If they last, others get each queue as soon as its own have ended.
+        """
         holdings = self._holdings.close()
         for holding in holdings:
             self._stop(holding)
-        self._hanging = not await self._quiet(holdings, self._settings.close_timeout_s)
-        await self._committer.commit(holdings)
+        limit_s = self._settings.close_timeout_s
+        soon_s = min(limit_s, RETIRE_AFTER_S)
+        if not await self._quiet(holdings, soon_s):
+            self._spawn(self._membership.retire())
+            busy = await self._give_up(holdings, limit_s - soon_s)
+            self._hanging = bool(busy)
+        await self._committer.commit(self._holdings.all)
         self._holdings.drop_all()
 
     async def leave(self) -> None:
@@ -263,9 +272,32 @@ class GroupShare:
         for holding in holdings:
             self._stop(holding)
         limit_s = self._settings.release_timeout_s
-        while not await self._quiet(holdings, max(limit_s, WARN_S) if self._in_order else limit_s):
-            if not self._in_order:
-                break  # the new owner may get the message that is being processed here
+        busy = await self._give_up(holdings, max(limit_s, WARN_S) if self._in_order else limit_s)
+        while busy and self._in_order:
+            busy = await self._give_up(busy, max(limit_s, WARN_S))
+        if busy:  # the new owner may get the messages that are being processed here
+            await self._given_up(busy)
+
+    async def _give_up(self, holdings: list[Holding], limit_s: float) -> list[Holding]:
+        """Gives up each as its callbacks end; answers, with a warning, where some still run."""
+        deadline = time.monotonic() + limit_s
+        ending = {asyncio.create_task(self._ended(each)): each for each in holdings}
+        try:
+            while ending:
+                left_s = max(0.0, deadline - time.monotonic())
+                ended, _ = await asyncio.wait(
+                    ending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not ended:
+                    log.warning("group %s: a callback still runs after %g s", self._group, limit_s)
+                    break
+                await self._given_up([ending.pop(each) for each in ended])
+        finally:
+            for task in ending:
+                task.cancel()
+        return list(ending.values())
+
+    async def _given_up(self, holdings: list[Holding]) -> None:
         self._lose(await self._committer.commit(holdings))
         self._carry_out(self._holdings.released(holdings))
 
@@ -297,15 +329,17 @@ class GroupShare:
             self._fetcher(holding.queue.broker).remove(source)
 
     async def _quiet(self, holdings: Iterable[Holding], limit_s: float) -> bool:
-        """Waits for running callbacks and send-backs; False, with a warning, if some still run."""
-        sources = [holding.source for holding in holdings if holding.source is not None]
+        """Waits for running callbacks and send-backs; False: some still run."""
         try:
             async with asyncio.timeout(limit_s):
-                await asyncio.gather(*map(self._dispatcher.quiet, sources))
+                await asyncio.gather(*map(self._ended, holdings))
         except TimeoutError:
-            log.warning("group %s: a callback still runs after %g s", self._group, limit_s)
             return False
         return True
+
+    async def _ended(self, holding: Holding) -> None:
+        if holding.source is not None:
+            await self._dispatcher.quiet(holding.source)
 
     # --- pulled (fetcher.Sink) ----------------------------------------------------------------
 

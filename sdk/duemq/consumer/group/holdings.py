@@ -135,7 +135,9 @@ class Holdings:
         """A new assignment: the whole of what shall be held from now on."""
         self.generation, self._wanted = generation, queues
         self._answered = True
-        untold, self._untold = self._untold - queues, set()
+        untold = self._untold - queues
+        # Closing, it takes none: they are told once an assignment is without them.
+        self._untold = set(queues - self._held.keys()) if self._closing else set()
         step = self._reconcile()
         if untold:
             step.released = (generation, frozenset(untold))
@@ -153,8 +155,10 @@ class Holdings:
         return Step(dropped)
 
     def close(self) -> list[Holding]:
-        """No assignment counts any more; answers what is to be stopped and committed."""
+        """Nothing is wanted any more; answers what is to be stopped, committed and `released`."""
         self._closing = True
+        for holding in self._held.values():
+            holding.state = HoldingState.RELEASING
         return self.all
 
     # --- what became of them ------------------------------------------------------------------
@@ -189,6 +193,8 @@ class Holdings:
         for queue in gone:
             del self._held[queue]
         step = self._reconcile()
+        if self._closing:
+            self._untold |= gone & self._wanted
         if told := gone - self._wanted:  # the others were assigned again meanwhile: still ours
             if self._answered:
                 step.released = (self.generation, frozenset(told))

@@ -155,6 +155,16 @@ class Membership:
         event = group_pb2.Released(generation=generation, queues=[ref(q) for q in queues])
         await self._send(group_pb2.MemberEvent(released=event))
 
+    async def retire(self) -> None:
+        """Asks for no queue any more; what it has is released as work ends.
+
+        A static member's queues wait for its return.  A coordinator of an older release takes no
+        notice: it hears of the end by `leave`.
+        """
+        if not self._standing.incarnation:
+            self._standing.retiring = True
+            await self._send(group_pb2.MemberEvent(heartbeat=self._heartbeat()))
+
     async def leave(self, *, silently: bool = False) -> None:
         """Says goodbye, so that others get the queues at once; `run` returns when it is heard.
 
@@ -275,6 +285,7 @@ class Membership:
             client=f"{socket.gethostname()} pid {os.getpid()}",
             members=self._standing.members,
             incarnation=self._standing.incarnation,
+            leaving=self._standing.retiring,
         )
         return group_pb2.MemberEvent(hello=hello)
 
@@ -319,11 +330,15 @@ class Membership:
         """Raises Timeout when the coordinator is silent; write failures show in `_read`."""
         while True:
             self._standing.beat()
-            heartbeat = group_pb2.Heartbeat(generation=self._standing.generation)
+            heartbeat = self._heartbeat()
             if self._lease is not None:
                 self._lease.sent()
             await self._send(group_pb2.MemberEvent(heartbeat=heartbeat))
             await asyncio.sleep(self._standing.heartbeat_ms / 1000)
+
+    def _heartbeat(self) -> group_pb2.Heartbeat:
+        standing = self._standing
+        return group_pb2.Heartbeat(generation=standing.generation, leaving=standing.retiring)
 
     def _raise_error_of(self, event: group_pb2.CoordinatorEvent) -> None:
         if event.WhichOneof("event") == "error":

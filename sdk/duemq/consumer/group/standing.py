@@ -47,6 +47,8 @@ class Standing:
         """What the last attempt to join ended with, for people."""
         self.incarnation = incarnation
         self.leaving = False
+        self.retiring = False
+        """It wants no queue any more, and may still have some."""
         self.owes_goodbye = False
         self.heartbeat_ms = session_timeout_ms / HEARTBEATS_PER_SESSION
         """Between two heartbeats."""

@@ -28,6 +28,7 @@ from tests.unit.broker.groups.coordinating import (
     only,
     queues,
     told,
+    two_members,
 )
 
 # --- sharing -----------------------------------------------------------------------------------
@@ -229,6 +230,22 @@ def test_leaving_twice_is_harmless() -> None:
     coordinator.leave("g", "m1", T0)
     assert coordinator.leave("g", "m1", T0).assignments == []
     assert coordinator.leave("unknown", "m1", T0).assignments == []
+
+
+def test_who_is_leaving_is_assigned_nothing_and_lets_go_of_each_queue_in_its_time() -> None:
+    coordinator, _ = two_members()
+    step = coordinator.leaving("g", "m2", T0)
+    assert told(step) == {"m2": ()}  # m1 gets nothing that is still in other hands
+    generation = only(step).generation
+    assert told(coordinator.released("g", "m2", generation, queues(3), T0)) == {"m1": (0, 1, 3)}
+    assert coordinator.leaving("g", "m2", T0).assignments == []
+    assert told(coordinator.leave("g", "m2", T0)) == {"m1": (0, 1, 2, 3)}
+
+
+def test_one_that_comes_back_while_it_is_leaving_is_still_leaving() -> None:
+    coordinator, generation = two_members()
+    step = coordinator.join(hello("m2", generation=generation, owned=queues(2), leaving=True), T0)
+    assert told(step) == {"m2": (), "m1": (0, 1, 3)}
 
 
 # --- whose group -------------------------------------------------------------------------------

@@ -180,6 +180,31 @@ def test_a_close_takes_no_assignment(holdings):
     assert holdings.assigned(3, frozenset([B0])).acquire == {}
 
 
+def test_while_it_closes_each_is_told_with_an_assignment_that_is_without_it(holdings):
+    take_over(holdings, 1, A0, A1)
+    a0, a1 = one(holdings, A0), one(holdings, A1)
+    holdings.close()
+    assert holdings.active == frozenset()
+    assert holdings.released([a0]).released is None  # the group wants it here, still
+    assert holdings.assigned(2, frozenset()).released == (2, frozenset([A0]))
+    assert holdings.released([a1]).released == (2, frozenset([A1]))
+
+
+def test_what_is_assigned_while_it_closes_is_given_back(holdings):
+    take_over(holdings, 1, A0)
+    holdings.close()
+    assert holdings.assigned(2, frozenset([A0, A1])).released is None
+    assert holdings.assigned(3, frozenset()).released == (3, frozenset([A1]))
+
+
+def test_one_that_comes_back_while_it_closes_claims_what_still_has_work(holdings):
+    take_over(holdings, 1, A0, A1)
+    holdings.close()
+    holdings.released([one(holdings, A0)])
+    assert holdings.claim() == (A1,)
+    assert holdings.assigned(2, frozenset()).released is None  # the hello was without A0
+
+
 def test_latest_is_the_end_only_of_queues_that_were_there_before():
     holdings = new("latest", older=[A0])
     assert holdings.starts([A0, B0]) == {"latest": [A0], NOW_MS - CLOCK_BEHIND_MS_MAX: [B0]}

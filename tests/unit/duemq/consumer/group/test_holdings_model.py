@@ -24,6 +24,7 @@ class Machine(RuleBasedStateMachine):
         self.told = set()  # the coordinator may give these to others
         self.connected = False  # a hello was sent and not lost since
         self.answered = False
+        self.closed = False
         self.acquiring, self.releasing = [], []
 
     def carry_out(self, step):
@@ -57,6 +58,12 @@ class Machine(RuleBasedStateMachine):
         self.answered = True
         self.told -= queues
         self.carry_out(self.holdings.assigned(self.generation, queues))
+
+    @precondition(lambda self: not self.closed)
+    @rule()
+    def close(self):
+        self.closed = True
+        self.releasing += [[each] for each in self.holdings.close()]
 
     @precondition(lambda self: self.acquiring)
     @rule(choice=st.integers(0, 100))
@@ -97,6 +104,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_others_may_have_is_not_consumed(self):
         assert not self.told & self.holdings.active
+        if self.closed:
+            assert not self.told & {each.queue for each in self.holdings.all}
 
     @invariant()
     def what_is_held_leads_somewhere(self):
@@ -118,6 +127,9 @@ class Machine(RuleBasedStateMachine):
                 self.release(0)
             while self.acquiring:
                 self.acquire(0)
+        if self.closed:  # what it was assigned, too
+            self.assign(frozenset())
+            queues = frozenset()
         assert self.holdings.active == queues
         assert self.told >= set(QUEUES) - queues
 
