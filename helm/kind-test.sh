@@ -137,6 +137,13 @@ plain() {
   say "helm test"
   helm test "$release" --namespace "$namespace" --timeout 180s
 
+  say "replicas that would begin without the data are refused"
+  if refusal=$(helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
+      --set broker.replicasPerBroker=3 --dry-run=server 2>&1 >/dev/null); then
+    die "an upgrade to replicas without data was not refused"
+  fi
+  [[ $refusal == *"the claim data-$release-broker-0 has data"* ]] || die "refused for another reason: $refusal"
+
   say "load; a broker's pod is deleted, other processes are killed, then all pods are rolled"
   run_load 75
   sleep 8

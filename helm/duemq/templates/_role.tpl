@@ -346,10 +346,28 @@ grpc:
 {{ toYaml .probe }}
 {{- end -}}
 
+{{/* Data under the names of the other layout would be left behind in silence.  What is not asked, as by `helm template`, is not there. */}}
+{{- define "duemq.role.checkClaims" -}}
+{{- $role := . }}
+{{- range $index := until (int .values.replicas) }}
+{{- $alone := printf "data-%s-%s-%d" (include "duemq.fullname" $role.root) $role.role $index }}
+{{- $first := printf "%s-0" $alone }}
+{{- $kept := ternary $alone $first (eq (include "duemq.role.replicated" $role) "true") }}
+{{- $wanted := ternary $first $alone (eq (include "duemq.role.replicated" $role) "true") }}
+{{- $namespace := $role.root.Release.Namespace }}
+{{- if and (lookup "v1" "PersistentVolumeClaim" $namespace $kept) (not (lookup "v1" "PersistentVolumeClaim" $namespace $wanted)) }}
+{{- fail (printf "%s: the claim %s has data that nobody would read: with %d replicas of each the name is %s. Give that claim its volume first (\"Replicas\" in the chart's README), or delete %s to begin without them" $role.role $kept (int (default 1 $role.size)) $wanted $kept) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* The pods of a role that keeps data: one set of all, or one of each group of replicas. */}}
 {{- define "duemq.role.sets" -}}
 {{- if gt (int .values.shards) (int .values.replicas) }}
 {{- fail (printf "%s: shards is %v, of %v replicas" .role .values.shards .values.replicas) }}
+{{- end }}
+{{- if .values.persistence.enabled }}
+{{- include "duemq.role.checkClaims" . }}
 {{- end }}
 {{- if not (include "duemq.role.replicated" .) }}
 {{ include "duemq.role.statefulSet" . }}

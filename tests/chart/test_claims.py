@@ -1,0 +1,146 @@
+"""An upgrade that would leave data behind is refused: the chart asks the API server."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+
+from tests.chart.conftest import CHART
+
+CLAIMS = "/api/v1/namespaces/messages/persistentvolumeclaims/"
+KINDS = {
+    "v1": ["PersistentVolumeClaim", "ConfigMap", "Pod", "Service", "ServiceAccount"],
+    "apps/v1": ["StatefulSet"],
+    "policy/v1": ["PodDisruptionBudget"],
+    "rbac.authorization.k8s.io/v1": ["Role", "RoleBinding"],
+}
+
+
+def discovery():
+    """What an API server says of itself: where it has which kinds."""
+    groups = [version for version in KINDS if "/" in version]
+    said = {
+        "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "groups": [group(each) for each in groups]},
+    }
+    for version, kinds in KINDS.items():
+        resources = [
+            {"name": f"{kind.lower()}s", "namespaced": True, "kind": kind, "verbs": ["get"]}
+            for kind in kinds
+        ]
+        path = f"/apis/{version}" if version in groups else f"/api/{version}"
+        said[path] = {
+            "kind": "APIResourceList",
+            "groupVersion": version,
+            "resources": resources,
+        }
+    return said
+
+
+def group(version):
+    versions = [{"groupVersion": version, "version": version.partition("/")[2]}]
+    return {
+        "name": version.partition("/")[0],
+        "versions": versions,
+        "preferredVersion": versions[0],
+    }
+
+
+DISCOVERY = discovery()
+
+
+@contextmanager
+def api_server(tmp_path, *claims):
+    """As much of one as a rendering asks for; answers a kubeconfig."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            path = self.path.partition("?")[0]
+            found = DISCOVERY.get(path)
+            if path.startswith(CLAIMS) and (name := path.removeprefix(CLAIMS)) in claims:
+                found = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+                found["metadata"] = {"name": name, "namespace": "messages"}
+            missing = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
+            body = json.dumps(found or missing).encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {}}],
+        }
+        path = tmp_path / "kubeconfig"
+        path.write_text(yaml.dump(config))
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def rendered(helm, kubeconfig, *values):
+    sets = [part for each in values for part in ("--set", each)]
+    command = [
+        "template",
+        "test",
+        CHART,
+        "--namespace",
+        "messages",
+        "--dry-run=server",
+        "--disable-openapi-validation",
+    ]
+    return helm.run(*command, *sets, "--kubeconfig", kubeconfig)
+
+
+REPLICAS = "broker.replicasPerBroker=3"
+
+
+@pytest.mark.parametrize(
+    ("claims", "values", "refused"),
+    [
+        ((), [], ""),
+        ((), [REPLICAS], ""),
+        (["data-test-duemq-broker-0"], [], ""),
+        (["data-test-duemq-broker-0"], [REPLICAS], "data-test-duemq-broker-0"),
+        (["data-test-duemq-broker-1"], [REPLICAS], "data-test-duemq-broker-1"),
+        (["data-test-duemq-broker-0", "data-test-duemq-broker-0-0"], [REPLICAS], ""),
+        (["data-test-duemq-broker-0-0"], [REPLICAS], ""),
+        (["data-test-duemq-broker-0-0"], [], "data-test-duemq-broker-0-0"),
+        (
+            ["data-test-duemq-timer-service-0"],
+            ["timerService.replicasPerShard=2"],
+            "data-test-duemq-timer-service-0",
+        ),
+        (["data-test-duemq-broker-0"], [REPLICAS, "broker.persistence.enabled=false"], ""),
+    ],
+)
+def test_data_under_the_names_of_the_other_layout_are_not_left_behind(
+    helm, tmp_path, claims, values, refused
+):
+    with api_server(tmp_path, *claims) as kubeconfig:
+        done = rendered(helm, kubeconfig, *values)
+    if refused:
+        assert done.returncode != 0
+        assert f"the claim {refused} has data that nobody would read" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
