@@ -129,6 +129,7 @@ class Broker:
                 self.settings.heartbeat_period,
                 await self._began_ms(),
                 self._report,
+                tls=self.settings.tls,
             )
             await self.registration.check_free()
         except BaseException:
@@ -219,7 +220,7 @@ class Broker:
             self._key_indexer.saved,
         )
         self._upkeep = Upkeep(store, commits, meters, settings, self._disk, now_ms, steady_ms)
-        self._routes = RouteWatcher(settings.nameservers)
+        self._routes = RouteWatcher(settings.nameservers, tls=settings.tls)
         server.registry.register(TraceCollector())
         server.registry.register(GroupCollector(store, activity, coordinator, now_ms))
         self._groups = CoordinatorServicer(

@@ -17,6 +17,7 @@ from types import TracebackType
 import tenacity
 
 from duemq.errors import InvalidArgument
+from duemq.settings import Tls
 from duemq_server.local_cluster import plan, readiness, safe_path
 from duemq_server.local_cluster.layout import Layout
 from duemq_server.local_cluster.plan import MODULES
@@ -60,6 +61,8 @@ class EmbeddedCluster:
     advertise: the host by which others reach this machine; needed where `host` names none.
     metrics: members serve Prometheus pages, on ports that stay; DIR/metrics.json lists them.
     flags: more command line flags for members, by kind ("nameserver", "broker", "timer").
+    tls: members show this certificate, for `host`, and reach one another with it.
+    verify_clients: who has no certificate of `tls.ca` is not served.
     on_event: called from the supervisor thread with each ClusterEvent; must not block.
     """
 
@@ -77,6 +80,8 @@ class EmbeddedCluster:
         heartbeat_period_s: float = HEARTBEAT_PERIOD_S,
         flags: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, str] | None = None,
+        tls: Tls | None = None,
+        verify_clients: bool = False,
         on_event: Callable[[ClusterEvent], None] | None = None,
     ) -> None:
         _require_services()
@@ -90,6 +95,8 @@ class EmbeddedCluster:
         self._metrics = metrics
         self._heartbeat_period_s = heartbeat_period_s
         self._flags = dict(flags or {})
+        self._tls = tls
+        self._tls_flags = _flags_of(tls, verify_clients) if tls is not None else []
         # Members are told all by flags: settings meant for another process must not reach them.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")}
         self._supervisor = Supervisor(
@@ -212,7 +219,7 @@ class EmbeddedCluster:
             return members[0].name
         nameservers = [self._members[name] for name in self.names("nameserver")]
         found = (
-            readiness.leader_of(nameserver, group, members, self._advertised)
+            readiness.leader_of(nameserver, group, members, self._advertised, self._tls)
             for nameserver in nameservers
             if nameserver.state is State.UP
         )
@@ -314,7 +321,7 @@ class EmbeddedCluster:
             nameservers = ",".join(map(self.address, self.names("nameserver")))
             command += ["--nameservers", nameservers]
             command += ["--heartbeat-period", str(self._heartbeat_period_s)]
-        return [*command, *self._flags.get(member.kind, ())]
+        return [*command, *self._tls_flags, *self._flags.get(member.kind, ())]
 
     # -- readiness ----------------------------------------------------------------------------
 
@@ -355,7 +362,9 @@ class EmbeddedCluster:
         if waiting:
             return f"{', '.join(waiting)} not serving"
         for nameserver in (m for m in expected if m.kind == "nameserver"):
-            missing = readiness.unregistered(nameserver, expected, self._advertised)
+            missing = readiness.unregistered(
+                nameserver, expected, self._advertised, self._tls
+            )
             if missing:
                 return missing
         return ""
@@ -368,6 +377,11 @@ class EmbeddedCluster:
                 tail = self.log_file(member.name).read_bytes()[-LOG_TAIL_BYTES:]
                 tails.append(f"\n--- {member.name}\n{tail.decode(errors='replace')}")
         return "".join(tails)
+
+
+def _flags_of(tls: Tls, verify_clients: bool) -> list[str]:
+    flags = ["--tls-cert", tls.cert, "--tls-key", tls.key, "--tls-ca", tls.ca]
+    return [*flags, "--tls-verify-clients"] if verify_clients else flags
 
 
 def _never() -> bool:

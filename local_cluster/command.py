@@ -10,6 +10,8 @@ from types import FrameType
 
 import click
 
+from duemq.protocol import checks
+from duemq.settings import Tls, default_tls
 from duemq_cli.exits import Exit
 from duemq_cli.interrupts import WAIT_S_MAX
 from duemq_cli.output import Output, as_json
@@ -81,6 +83,9 @@ PORT_DEFAULT = 9876
     help="By which others reach this machine, and it itself.  [default: that of --listen]",
 )
 @click.option("--metrics", is_flag=True, help="Serve Prometheus metrics; DIR/metrics.json: where.")
+@click.option(
+    "--tls-verify-clients", is_flag=True, help="Serve only who shows a certificate of --tls-ca."
+)
 @session_options
 @pass_session
 def up(
@@ -94,6 +99,7 @@ def up(
     host: str,
     advertise: str | None,
     metrics: bool,
+    tls_verify_clients: bool,
 ) -> Exit:
     """Run a whole cluster on this machine: nameserver, brokers, timer service.
 
@@ -101,6 +107,8 @@ def up(
     "processes":{NAME:PID,…}}, with --metrics {NAME:HOST:PORT,…} as metrics, too.  A process that
     dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
     stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
+    With `duemq --tls-ca FILE --tls-cert FILE --tls-key FILE up` all connections are TLS; the
+    certificate is for the address, or --advertise, and for servers and clients.
 
     With --replicas 3 or more, a broker or timer service goes on when one of its processes dies with
     its disk: what was acknowledged is on the disks of more than half of them.  Of two that is both:
@@ -136,6 +144,8 @@ def up(
             advertise=advertise,
             metrics=metrics,
             flags=flags,
+            tls=_tls(verify_clients=tls_verify_clients),
+            verify_clients=tls_verify_clients,
             on_event=_sayer(session.output),
         )
         cluster.start(called_off=lambda: not stop.empty())
@@ -152,6 +162,16 @@ def up(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tls(*, verify_clients: bool) -> Tls | None:
+    """Of the members.  A client's authorities alone are not meant for them."""
+    tls = default_tls()
+    if tls is not None and tls.cert:
+        return tls
+    if verify_clients:
+        raise checks.wrong("tls_cert", "", "given with --tls-verify-clients")
+    return None
 
 
 def _wait(stop: SimpleQueue[None]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 
+from duemq.settings import Tls
+from duemq.transport.channel import connect_blocking
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1 import nameserver_pb2_grpc
 from duemq_server.local_cluster.supervisor import Member
@@ -22,10 +24,12 @@ Advertised = Callable[[Member], str]
 _Instance = pb.BrokerInstance | pb.TimerInstance
 
 
-def unregistered(nameserver: Member, expected: Sequence[Member], advertised: Advertised) -> str:
+def unregistered(
+    nameserver: Member, expected: Sequence[Member], advertised: Advertised, tls: Tls | None
+) -> str:
     """Who of `expected` does not serve, as far as a nameserver knows."""
     try:
-        cluster = _cluster(nameserver)
+        cluster = _cluster(nameserver, tls)
     except grpc.RpcError as error:
         return f"{nameserver.name}: {_details(error)}"
     listed: list[_Instance] = [*cluster.brokers, *cluster.timers]
@@ -34,25 +38,29 @@ def unregistered(nameserver: Member, expected: Sequence[Member], advertised: Adv
     for group, members in _groups(expected).items():
         one = present.get(group)
         if members[0].replica:
-            missing += _lacking(group, members, one, advertised)
+            missing += _lacking(group, members, one, advertised, tls)
         elif one is None or one.address != advertised(members[0]):
             missing.append(f"{group} not registered")
     return f"{', '.join(missing)} at {nameserver.name}" if missing else ""
 
 
 def leader_of(
-    nameserver: Member, group: str, members: Iterable[Member], advertised: Advertised
+    nameserver: Member,
+    group: str,
+    members: Iterable[Member],
+    advertised: Advertised,
+    tls: Tls | None,
 ) -> str:
     """The name of the member that leads the group; empty: none does, as far as is known."""
     try:
-        cluster = _cluster(nameserver)
+        cluster = _cluster(nameserver, tls)
     except grpc.RpcError:
         return ""
     listed: list[_Instance] = [*cluster.brokers, *cluster.timers]
     for one in listed:
         if one.name == group:
             for member in members:
-                if advertised(member) == one.address and _leads(member):
+                if advertised(member) == one.address and _leads(member, tls):
                     return member.name
     return ""
 
@@ -66,10 +74,14 @@ def _groups(members: Sequence[Member]) -> dict[str, list[Member]]:
 
 
 def _lacking(
-    group: str, members: Sequence[Member], one: _Instance | None, advertised: Advertised
+    group: str,
+    members: Sequence[Member],
+    one: _Instance | None,
+    advertised: Advertised,
+    tls: Tls | None,
 ) -> list[str]:
     leader = next((each for each in members if one and advertised(each) == one.address), None)
-    status = _status(leader) if leader is not None else None
+    status = _status(leader, tls) if leader is not None else None
     if one is None or status is None or status.role != LEADS:
         return [f"{group} without a leader"]
     in_sync = {each.name for each in one.replicas if each.in_sync and each.role != pb.AWAY}
@@ -84,14 +96,14 @@ def _members(status: replication_pb2.ReplicaStatus, started: Iterable[Member]) -
     return {each.replica for each in started}
 
 
-def _leads(member: Member) -> bool:
-    status = _status(member)
+def _leads(member: Member, tls: Tls | None) -> bool:
+    status = _status(member, tls)
     return status is not None and status.role == LEADS
 
 
-def _status(member: Member) -> replication_pb2.ReplicaStatus | None:
-    with grpc.insecure_channel(member.address) as channel:
-        stub = replication_pb2_grpc.ReplicationStub(channel)
+def _status(member: Member, tls: Tls | None) -> replication_pb2.ReplicaStatus | None:
+    with connect_blocking(member.address, tls) as connection:
+        stub = replication_pb2_grpc.ReplicationStub(connection)
         request = replication_pb2.GetStatusRequest()
         try:
             return stub.GetStatus(request, timeout=RPC_TIMEOUT_S)
@@ -99,9 +111,9 @@ def _status(member: Member) -> replication_pb2.ReplicaStatus | None:
             return None
 
 
-def _cluster(nameserver: Member) -> pb.Cluster:
-    with grpc.insecure_channel(nameserver.address) as channel:
-        stub = nameserver_pb2_grpc.NameserverStub(channel)
+def _cluster(nameserver: Member, tls: Tls | None) -> pb.Cluster:
+    with connect_blocking(nameserver.address, tls) as connection:
+        stub = nameserver_pb2_grpc.NameserverStub(connection)
         return stub.GetCluster(pb.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
 
 

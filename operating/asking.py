@@ -9,6 +9,7 @@ from typing import TypeVar
 import grpc
 
 from duemq.errors import DuemqError, InvalidArgument, Rejected, Unavailable
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 from duemq_server.operating import groups
@@ -23,8 +24,9 @@ Call = Callable[[ReplicationStub], Awaitable[T]]
 class Asking:
     """Asks within `timeout_s` each.  Raises DuemqErrors."""
 
-    def __init__(self, nameservers: str, timeout_s: float) -> None:
+    def __init__(self, nameservers: str, timeout_s: float, tls: Tls | None) -> None:
         """`nameservers`: HOST:PORT, comma-separated."""
+        self._tls = tls
         self._nameservers = [each.strip() for each in nameservers.split(",") if each.strip()]
         self.timeout_s = timeout_s
 
@@ -53,7 +55,7 @@ class Asking:
 
     def one(self, replica: Replica, call: Call[T]) -> T:
         """The answer of one replica."""
-        return asyncio.run(_ask(replica, call))
+        return asyncio.run(_ask(replica, call, self._tls))
 
     def statuses(self, replicas: Sequence[Replica]) -> list[pb.ReplicaStatus | DuemqError]:
         """What each says of itself, or why it does not."""
@@ -81,7 +83,9 @@ class Asking:
         try:
             if not replica.address:
                 raise Unavailable(f"nobody knows where {replica} is")
-            return await _ask(replica, lambda to: to.GetStatus(request, timeout=self.timeout_s))
+            return await _ask(
+                replica, lambda to: to.GetStatus(request, timeout=self.timeout_s), self._tls
+            )
         except DuemqError as error:
             return error
 
@@ -99,14 +103,14 @@ class Asking:
         return clusters
 
     async def _cluster(self, address: str) -> nameserver_pb2.Cluster:
-        async with channel.connect(address) as connection:
+        async with channel.connect(address, self._tls) as connection:
             stub = nameserver_pb2_grpc.NameserverStub(connection)
             request = nameserver_pb2.GetClusterRequest()
             return await status.answer(stub.GetCluster(request, timeout=self.timeout_s), address)
 
 
-async def _ask(replica: Replica, call: Call[T]) -> T:
-    async with channel.connect(replica.address) as connection:
+async def _ask(replica: Replica, call: Call[T], tls: Tls | None) -> T:
+    async with channel.connect(replica.address, tls) as connection:
         try:
             return await status.answer(call(ReplicationStub(connection)), replica.address)
         except Rejected as error:

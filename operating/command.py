@@ -59,7 +59,8 @@ def _command(function: F) -> F:
 
 
 def _asking(session: Session) -> Asking:
-    return Asking(session.nameserver, session.client_settings.request_timeout_s)
+    settings = session.client_settings
+    return Asking(session.nameserver, settings.request_timeout_s, settings.tls)
 
 
 @_command

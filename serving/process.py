@@ -119,6 +119,7 @@ def trace(service: str, settings: MemberSettings) -> None:
             settings.tracing,
             nameserver=",".join(settings.nameservers),
             instance=settings.name,
+            tls=settings.tls,
         )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from duemq.errors import DuemqError, InvalidArgument
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
@@ -51,6 +52,7 @@ class Registration:
         report: Callable[[], Report],
         *,
         counter: int = 0,
+        tls: Tls | None = None,
     ) -> None:
         """`report` is called for every heartbeat; `epoch` is the start of this instance, in ms.
 
@@ -58,6 +60,7 @@ class Registration:
         it has told, and no more than that, for overtaken.
         """
         self._nameservers = tuple(dict.fromkeys(nameservers))
+        self._tls = tls
         self._period_s = period_s
         self._report = report
         self._version = nameserver_pb2.Version(epoch=epoch, counter=counter)
@@ -111,7 +114,7 @@ class Registration:
 
     async def _holder(self, address: str) -> InvalidArgument | None:
         try:
-            async with channel.connect(address) as connection:
+            async with channel.connect(address, self._tls) as connection:
                 stub = nameserver_pb2_grpc.NameserverStub(connection)
                 request = self._request(dry_run=True)
                 answer = await status.answer(stub.Register(request, timeout=CHECK_TIMEOUT_S))
@@ -157,7 +160,7 @@ class Registration:
 
     async def _keep(self, address: str) -> None:
         change, news = self._changes[address], _News(address, self._period_s)
-        async with channel.connect_to_nameserver(address) as connection:
+        async with channel.connect_to_nameserver(address, self._tls) as connection:
             stub = nameserver_pb2_grpc.NameserverStub(connection)
             while True:
                 change.clear()
@@ -199,7 +202,7 @@ class Registration:
         else:
             return
         try:
-            async with channel.connect(address) as connection:
+            async with channel.connect(address, self._tls) as connection:
                 stub = nameserver_pb2_grpc.NameserverStub(connection)
                 await status.answer(stub.Deregister(request, timeout=DEREGISTER_TIMEOUT_S))
         except DuemqError as error:

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
 from duemq.errors import DuemqError
+from duemq.settings import Tls
 from duemq.transport.channel import (
     MESSAGE_BYTES_MAX,
     NAMESERVER_KEEPALIVE_MS,
@@ -30,6 +31,7 @@ from duemq_server.serving import connections, memory
 from duemq_server.serving.methods import Codec, LaterServices, add_service, method_handlers
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq_server.serving.settings import ProcessSettings, check_address
+from duemq_server.serving.tls import server_credentials
 from duemq_server.serving.unsent import Unsent
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Server:
         self.advertised = ""
         """HOST:PORT for others; known after `start()`."""
         self.metrics_address = ""
+        self.health_address = ""
         self._settings = settings
         self._metrics = RpcMetrics(self.registry)
         self.unsent = Unsent(
@@ -93,6 +96,7 @@ class Server:
         self._cannot_cut = False  # which is told once, and not at each look
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._health = health.HealthServicer()
+        self._probes: grpc.aio.Server | None = None
         self._page: MetricsPage | None = None
         self._services: list[str] = []
         self._later: LaterServices | None = None
@@ -134,6 +138,7 @@ class Server:
             self.metrics_address = self._page.address
         try:
             self._bind()
+            await self._serve_probes()
             await self._server.start()
         except BaseException:
             await self._close_page()
@@ -149,10 +154,7 @@ class Server:
 
     def _bind(self) -> None:
         host, _ = check_address("listen", self._settings.listen, port_min=0)
-        try:
-            port = self._server.add_insecure_port(self._settings.listen)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._settings.listen}: {error}") from error
+        port = self._port(self._server, self._settings.listen, self._settings.tls)
         wildcard = host in ("0.0.0.0", "::")
         self.address = _joined("127.0.0.1" if wildcard else host, port)
         self.advertised = self._settings.advertise or self.address
@@ -160,6 +162,25 @@ class Server:
             log.warning(
                 "advertising %s: only this machine can reach it; see --advertise", self.address
             )
+
+    def _port(self, server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:
+        try:
+            if tls is None:
+                return server.add_insecure_port(listen)
+            verify = self._settings.tls_verify_clients
+            return server.add_secure_port(listen, server_credentials(tls, verify_clients=verify))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {listen}: {error}") from error
+
+    async def _serve_probes(self) -> None:
+        """Health alone, without TLS: Kubernetes' probes know none."""
+        listen = self._settings.health_listen
+        if listen:
+            self._probes = grpc.aio.server(options=list(OPTIONS))
+            add_service(self._probes, _HEALTH, self._health)
+            host, _ = check_address("health_listen", listen, port_min=0)
+            self.health_address = _joined(host, self._port(self._probes, listen, None))
+            await self._probes.start()
 
     async def ready(self, *services: ServiceDescriptor) -> None:
         """These services, by default all, are ready for clients."""
@@ -181,6 +202,8 @@ class Server:
         if not self.draining.is_set():
             await self.drain()
         await self._server.stop(self._settings.drain_timeout)
+        if self._probes is not None:
+            await self._probes.stop(0)
         for task in self._watching:
             task.cancel()
         await self._close_page()

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from duemq.errors import InvalidArgument
+from duemq.settings import Tls
 
 ENVIRONMENT_PREFIX = "DUEMQ_"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
@@ -66,6 +67,21 @@ class ProcessSettings:
         "INFO", "least severe log lines to write", choices=("DEBUG", "INFO", "WARNING", "ERROR")
     )
     log_format: str = setting("text", "form of the log on stderr", choices=("text", "json"))
+    tls_cert: str = setting(
+        "",
+        "PEM file with the certificate that is shown to clients and other services; empty: no TLS",
+    )
+    tls_key: str = setting("", "PEM file with its key")
+    tls_ca: str = setting(
+        "",
+        "PEM file with the authorities whose certificates count; empty: those that gRPC knows",
+    )
+    tls_verify_clients: bool = setting(
+        False, "only clients with a certificate of tls_ca are served"
+    )
+    health_listen: str = setting(
+        "", "HOST:PORT that serves gRPC health without TLS, for probes; empty: off"
+    )
     drain_timeout: float = setting(
         10.0, "how long calls may take to end on a clean stop", unit="s", minimum=0, maximum=3600
     )
@@ -91,6 +107,25 @@ class ProcessSettings:
             check_address("advertise", self.advertise)
         if self.metrics_listen:
             check_address("metrics_listen", self.metrics_listen, port_min=0)
+        if self.health_listen:
+            check_address("health_listen", self.health_listen, port_min=0)
+        self._check_tls()
+
+    def _check_tls(self) -> None:
+        if self.tls_cert and not self.tls_key:
+            raise InvalidArgument("tls_key must be given with tls_cert", field="tls_key")
+        for given in ("tls_key", "tls_ca"):
+            if getattr(self, given) and not self.tls_cert:
+                raise InvalidArgument(f"tls_cert must be given with {given}", field="tls_cert")
+        if self.tls_verify_clients and not self.tls_ca:
+            raise InvalidArgument("tls_ca must be given with tls_verify_clients", field="tls_ca")
+
+    @property
+    def tls(self) -> Tls | None:
+        """Of connections to other services, which show the same certificate; None: without."""
+        if not self.tls_cert:
+            return None
+        return Tls(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

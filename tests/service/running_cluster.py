@@ -42,7 +42,10 @@ class Cluster:
     async def start_nameserver(self) -> None:
         clock = SteadyClock()
         self.registry = registry = Registry(clock.now_ms(), expiry_ms=30_000)
-        settings = NameserverSettings(listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0)
+        tls = {name: value for name, value in self._settings.items() if name.startswith("tls_")}
+        settings = NameserverSettings(
+            listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0, **tls
+        )
         server = Server(settings)
         servicer = NameserverServicer(registry, clock.now_ms, settings.watchers_max, server.unsent)
         server.add(SERVICE, servicer, OVERRIDES)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from duemq.errors import DuemqError, FencedTimer, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
@@ -53,7 +54,7 @@ EMPTY_LOOK_S = 0.05
 class BrokerLink:
     """What a shard has to do with one broker."""
 
-    def __init__(self, links: BrokerLinks, shard: Shard, broker: Broker) -> None:
+    def __init__(self, links: BrokerLinks, shard: Shard, broker: Broker, tls: Tls | None) -> None:
         self.broker = broker
         self.clock = BrokerClock()
         self.refused: FencedTimer | None = None
@@ -69,11 +70,12 @@ class BrokerLink:
         """Other services that may hold timers, as far as the broker knows; None: not told yet."""
         self._told_empty: bool | None = None  # with the last claim; None: it was not answered
         self._links = links
+        self._tls = tls
         self._shard = shard
         self._queues: list[int] = []
         self._served = 0  # queues of %TIMER% at the broker; 0: not known yet
         self._look = asyncio.Event()
-        self._channel = channel.connect(broker.address)
+        self._channel = channel.connect(broker.address, tls)
         self._stub = broker_pb2_grpc.BrokerStub(self._channel)
         self._fires: FireStream | None = None
         self._committed: dict[int, int] = {}
@@ -184,7 +186,7 @@ class BrokerLink:
         await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
         if self._fires is None:
             name, address = self.broker.name, self.broker.address
-            self._fires = FireStream(self._shard, name, address, self.clock)
+            self._fires = FireStream(self._shard, name, address, self.clock, self._tls)
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None

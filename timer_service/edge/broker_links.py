@@ -69,7 +69,9 @@ class BrokerLinks:
                 self._end(known)
             if broker.store_id:
                 log.info("broker %s at %s", broker.name, broker.address)
-                self.by_name[broker.name] = BrokerLink(self, self._shard, broker)
+                self.by_name[broker.name] = BrokerLink(
+                    self, self._shard, broker, self._settings.tls
+                )
         timer_topic = self._routes.route(TIMER_TOPIC)
         for served in timer_topic.brokers if timer_topic else ():
             link = self.by_name.get(served.broker)

@@ -17,6 +17,7 @@ import grpc.aio
 import numpy as np
 
 from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
@@ -50,11 +51,19 @@ class _Request(NamedTuple):
 class FireStream:
     """The stream to one broker."""
 
-    def __init__(self, shard: Shard, broker: str, address: str, clock: BrokerClock) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        broker: str,
+        address: str,
+        clock: BrokerClock,
+        tls: Tls | None = None,
+    ) -> None:
         self.broker = broker
         self.address = address
         self._shard = shard
         self._clock = clock
+        self._tls = tls
         self._more = asyncio.Event()
         self._requests: deque[_Request] = deque()
         self._next_id = 0
@@ -78,7 +87,7 @@ class FireStream:
         backoff = Backoff(RECONNECT_S_MIN, RECONNECT_S_MAX)
         while True:
             try:
-                async with channel.connect(self.address) as connection:
+                async with channel.connect(self.address, self._tls) as connection:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await connection.channel_ready()
                     backoff.reset()

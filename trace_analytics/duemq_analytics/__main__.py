@@ -148,7 +148,7 @@ def _size(arguments: argparse.Namespace, begin: datetime | None) -> tuple[int, s
         topic=arguments.trace_topic,
     )
     try:
-        with QueueClient(settings.nameservers, settings.timeout_s) as client:
+        with QueueClient.of(settings) as client:
             queues = client.queues(settings)
             if begin is not None:
                 since_ms = round((begin - CLOCKS_APART).timestamp() * 1_000)

@@ -110,6 +110,6 @@ def _job(session: Session, name: str, arguments: list[str]) -> int:
     if session.json:
         command += ["--json"]
     # Neither the job nor Spark's workers may import what lies in the current folder.
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    environment = {**session.environment(), "PYTHONSAFEPATH": "1"}
     sys.stdout.flush()
     return os.execve(sys.executable, command, environment)

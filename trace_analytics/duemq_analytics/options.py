@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from duemq.errors import InvalidArgument
+from duemq.settings import Tls, default_tls
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -38,6 +39,8 @@ class Options:
     topic: str
     nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
     """host:port; all are asked, those that answer count."""
+    tls: Tls | None = None
+    """Paths where Spark's tasks run; None: without TLS."""
     starting: Positions = EARLIEST
     ending: Positions = LATEST
     records_per_partition: int = RECORDS_PER_PARTITION
@@ -52,9 +55,12 @@ class Options:
     """Of spans: what becomes of messages that are no spans, `skip` or `rows`."""
 
 
+TLS_NAMES = ("tlsCa", "tlsCert", "tlsKey")
+
 NAMES = (
     "topic",
     "nameserver",
+    *TLS_NAMES,
     "startingOffsets",
     "endingOffsets",
     "maxRecordsPerPartition",
@@ -89,6 +95,7 @@ def parse(
     return Options(
         topic=topic,
         nameservers=addresses(options.get("nameserver", DEFAULT_NAMESERVER)),
+        tls=tls_of(options),
         starting=_positions("startingOffsets", options.get("startingoffsets", EARLIEST)),
         ending=_positions("endingOffsets", options.get("endingoffsets", LATEST)),
         records_per_partition=integer(
@@ -107,6 +114,15 @@ def parse(
         ),
         undecodable=_word("undecodable", options.get("undecodable", SKIP), (SKIP, ROWS)),
     )
+
+
+def tls_of(options: Mapping[str, str]) -> Tls | None:
+    """What the options in lower case say; none: what DUEMQ_TLS_… say where this runs."""
+    given = [options.get(name.lower(), "") for name in TLS_NAMES]
+    if not any(given):
+        return default_tls()
+    ca, cert, key = given
+    return Tls(ca=ca, cert=cert, key=key)
 
 
 def addresses(text: str) -> tuple[str, ...]:

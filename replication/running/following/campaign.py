@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 
+from duemq.settings import Tls
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Decision, Election
 from duemq_server.replication.protocol.record import Found, Record, Refused, ReplicaId
@@ -43,13 +44,14 @@ class Campaign:
         state: ReplicaState,
         store: RecordStore,
         address: str,
+        tls: Tls | None = None,
     ) -> None:
         """`address`: where others reach this replica."""
         self.me = me
         self.found: Found | None = None
         """The record as it was seen last."""
         self.copy = LogCopy(state)
-        self.streams = Streams(me, self.copy, times, address, self)
+        self.streams = Streams(me, self.copy, times, address, self, tls)
         self.renewed_ms = 0
         """When the renewal of the lease began that came before the takeover."""
         self.on_role: Callable[[str], None] = lambda role: None

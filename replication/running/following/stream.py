@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from duemq.errors import InvalidArgument
+from duemq.settings import Tls
 from duemq.transport import channel
 from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
 from duemq_server.replication.protocol.messages import NeedsSnapshot, Refusal, Welcome
@@ -52,13 +53,13 @@ class Following:
         self.welcomed = False
         """The leader takes what this replica has, and sends the rest."""
 
-    async def run(self, address: str) -> NeedsSnapshot:
+    async def run(self, address: str, tls: Tls | None = None) -> NeedsSnapshot:
         """Follows until that cannot go on.
 
         Answers that a snapshot is needed first.  Raises StreamBroken, Refused, StorageError.
         """
         answers: asyncio.Task[None] | None = None
-        async with channel.connect(address) as connection:
+        async with channel.connect(address, tls) as connection:
             call: Any = replication_pb2_grpc.ReplicationStub(connection).Follow()
             try:
                 greeting = await self._greet(call)

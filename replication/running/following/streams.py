@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from typing import Protocol
 
+from duemq.settings import Tls
 from duemq.transport.retrying import Backoff
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
@@ -48,9 +49,16 @@ class Streams:
     """Owned by Campaign; used from its event loop."""
 
     def __init__(
-        self, me: ReplicaId, copy: LogCopy, times: Times, address: str, candidate: Candidate
+        self,
+        me: ReplicaId,
+        copy: LogCopy,
+        times: Times,
+        address: str,
+        candidate: Candidate,
+        tls: Tls | None,
     ) -> None:
         """`address`: where others reach this replica."""
+        self._tls = tls
         self.installing: asyncio.Task[None] | None = None
         """A snapshot takes the place of the log and of what it derives."""
         self.retry_ms = 0
@@ -106,7 +114,7 @@ class Streams:
 
     async def _run(self, following: Following, follower: Follower, address: str) -> None:
         try:
-            needed = await following.run(address)
+            needed = await following.run(address, self._tls)
             await self._install(address, follower.record, needed.log_start)
         except (StreamBroken, Refused) as error:
             self._candidate.note("joining", str(error))
@@ -130,7 +138,7 @@ class Streams:
         self._candidate.note("learner", f"its log ends before {log_start}: it takes a snapshot")
         arriving = await in_thread(self._copy.state.receive)
         try:
-            log_start = await snapshots.fetch(address, record, self._me.name, arriving)
+            log_start = await snapshots.fetch(address, record, self._me.name, arriving, self._tls)
         except BaseException:
             await in_thread(arriving.close)
             raise

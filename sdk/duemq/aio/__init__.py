@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
     from duemq.protocol.sql import Sql
     from duemq.sent import Receipt
-    from duemq.settings import ClientSettings, ProducerSettings
+    from duemq.settings import ClientSettings, ProducerSettings, Tls
 
 __all__ = [
     "Admin",
@@ -50,6 +50,7 @@ __all__ = [
     "RetryLater",
     "SendOptions",
     "Sql",
+    "Tls",
 ]
 
 # The others are `duemq`'s.

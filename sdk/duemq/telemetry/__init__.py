@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from duemq.errors import Unavailable
 from duemq.protocol import checks
-from duemq.settings import default_nameserver
+from duemq.settings import Tls, default_nameserver, default_tls
 from duemq.telemetry.counts import REASONS
 
 if TYPE_CHECKING:
@@ -48,18 +48,19 @@ def configure(
     *,
     nameserver: str | None = None,
     instance: str = "",
+    tls: Tls | None = None,
 ) -> Pipeline | None:
     """Turns tracing on for this process and answers its pipeline; None for `off`.
 
-    `nameserver`: None means DUEMQ_NAMESERVER's, as for clients.  `service` and `instance` become
-    service.name (unless OTEL_SERVICE_NAME says otherwise) and service.instance.id.  If the process
-    has an opentelemetry-sdk tracer provider already, the exporter joins it.  Sampling:
-    OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and rhythm: OTEL_BSP_*; the collector:
-    OTEL_EXPORTER_OTLP_*.  A second call replaces the first's pipeline.  At the interpreter's exit
-    `shutdown` is called.
+    `nameserver`, `tls`: None means what DUEMQ_NAMESERVER and DUEMQ_TLS_… say, as for clients.
+    `service` and `instance` become service.name (unless OTEL_SERVICE_NAME says otherwise) and
+    service.instance.id.  If the process has an opentelemetry-sdk tracer provider already, the
+    exporter joins it.  Sampling: OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and rhythm:
+    OTEL_BSP_*; the collector: OTEL_EXPORTER_OTLP_*.  A second call replaces the first's pipeline.
+    At the interpreter's exit `shutdown` is called.
 
-    Raises InvalidArgument for an unknown exporter and for wrong OTEL_EXPORTER_OTLP_* variables,
-    Unavailable where a package is missing.
+    Raises InvalidArgument for an unknown exporter, for wrong OTEL_EXPORTER_OTLP_* variables and for
+    certificates that cannot be used, Unavailable where a package is missing.
     """
     global _pipeline, _last
     checks.one_of("tracing", exporter, EXPORTERS)
@@ -71,7 +72,11 @@ def configure(
         from duemq.telemetry.pipeline import start
 
         _pipeline = start(
-            service, exporter, nameserver=nameserver or default_nameserver(), instance=instance
+            service,
+            exporter,
+            nameserver=nameserver or default_nameserver(),
+            instance=instance,
+            tls=default_tls() if tls is None else tls,
         )
     except ModuleNotFoundError as error:
         raise Unavailable(

@@ -13,9 +13,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from duemq.protocol.names import TRACE_TOPIC
+from duemq.settings import Tls
 from duemq.telemetry.exporter import CountingExporter, DueMQSpanExporter, Sink
 from duemq.telemetry.queue import SpanQueue
 from duemq.telemetry.sink import TraceSink
+from duemq.transport import channel
 
 _logger = logging.getLogger(__name__)
 
@@ -90,17 +92,20 @@ class Pipeline:
             _logger.warning("%d spans were dropped, %d exported", self.dropped, self.exported)
 
 
-def start(service: str, exporter: str, *, nameserver: str, instance: str) -> Pipeline:
+def start(
+    service: str, exporter: str, *, nameserver: str, instance: str, tls: Tls | None
+) -> Pipeline:
     """A running pipeline on the process's tracer provider, which is made if there is none."""
-    to = _exporter(exporter, nameserver)  # first: what it refuses leaves no provider behind
+    to = _exporter(exporter, nameserver, tls)  # first: what it refuses leaves no provider behind
     return Pipeline(_provider(service, instance), to)
 
 
-def _exporter(name: str, nameserver: str) -> CountingExporter:
+def _exporter(name: str, nameserver: str, tls: Tls | None) -> CountingExporter:
     if name == "duemq":
+        channel.check(tls)
 
         def make_sink() -> Sink:
-            return TraceSink(nameserver, TRACE_TOPIC, EXPORT_TIMEOUT_S)
+            return TraceSink(nameserver, TRACE_TOPIC, EXPORT_TIMEOUT_S, tls)
 
         return DueMQSpanExporter(make_sink)
     # Here: its packages are an extra of their own.

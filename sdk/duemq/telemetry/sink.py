@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duemq.errors import DuemqError, NotReady, TopicNotFound, Unavailable
+from duemq.settings import Tls
 from duemq.transport import retrying, status
 from duemq.transport.blocking_client import BlockingClient
 from duemq.v1 import (
@@ -53,9 +54,11 @@ class TraceQueue:
 class TraceSink:
     """A connection for trace batches."""
 
-    def __init__(self, nameservers: str, topic: str, timeout_s: float) -> None:
+    def __init__(
+        self, nameservers: str, topic: str, timeout_s: float, tls: Tls | None = None
+    ) -> None:
         """`nameservers`: host:port, several separated by commas.  Connects with the first batch."""
-        self._client = BlockingClient(nameservers, CALL_TIMEOUT_S)
+        self._client = BlockingClient(nameservers, CALL_TIMEOUT_S, tls)
         self._topic = topic
         self._timeout_s = timeout_s
         self._lanes: list[TraceQueue] = []

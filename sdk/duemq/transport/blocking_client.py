@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import Message
 
 from duemq.errors import DuemqError, Unavailable
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import Addresses, nameservers_of
@@ -28,8 +29,15 @@ Pick = Callable[[grpc.Channel], Callable[..., T]]
 class BlockingClient(Closing):
     """Connections to the servers of a cluster, made with the first call to each."""
 
-    def __init__(self, nameservers: Addresses, call_timeout_s: float) -> None:
-        """`call_timeout_s`: of one attempt.  Raises InvalidArgument for what is no address."""
+    def __init__(
+        self, nameservers: Addresses, call_timeout_s: float, tls: Tls | None = None
+    ) -> None:
+        """`call_timeout_s`: of one attempt.
+
+        Raises InvalidArgument for what is no address, and for certificates that cannot be used.
+        """
+        channel.check(tls)
+        self._tls = tls
         self.nameservers = nameservers_of(nameservers)
         self._call_timeout_s = call_timeout_s
         self._channels: dict[str, grpc.Channel] = {}
@@ -83,7 +91,7 @@ class BlockingClient(Closing):
 
     def _channel(self, address: str) -> grpc.Channel:
         if address not in self._channels:
-            self._channels[address] = grpc.insecure_channel(address, options=channel.OPTIONS)
+            self._channels[address] = channel.connect_blocking(address, self._tls)
         return self._channels[address]
 
 

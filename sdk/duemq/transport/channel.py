@@ -5,11 +5,13 @@ before, and a call there waits for ever (1.85 with asyncio; its own fork handler
 """
 
 import os
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 
 from duemq.errors import Closed
+from duemq.settings import Tls
 
 # Of one gRPC message, either way: a full batch (8 MiB) or pull answer with room to spare.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
@@ -75,11 +77,39 @@ def check_fork() -> None:
         raise Closed(f"this process was forked after its parent had clients: {FORK_REMEDY}")
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`.  Connects with the first call; close it with `await close()`."""
-    return grpc.aio.insecure_channel(address, options=list(OPTIONS))
+def check(tls: Tls | None) -> None:
+    """Raises InvalidArgument naming the file of certificates that is of no use."""
+    if tls is not None:
+        _credentials(tls)
 
 
-def connect_to_nameserver(address: str) -> grpc.aio.Channel:
+def connect(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port`.  Connects with the first call; close it with `await close()`.
+
+    Raises InvalidArgument for files of certificates that never were of use.
+    """
+    return _channel(address, OPTIONS, tls)
+
+
+def connect_to_nameserver(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """The same to a nameserver that is followed or told: its silence is noticed sooner."""
-    return grpc.aio.insecure_channel(address, options=list(_NAMESERVER_OPTIONS.items()))
+    return _channel(address, tuple(_NAMESERVER_OPTIONS.items()), tls)
+
+
+def connect_blocking(address: str, tls: Tls | None) -> grpc.Channel:
+    """As `connect`, for calls without an event loop; close it with `close()`."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=OPTIONS)
+    return grpc.secure_channel(address, _credentials(tls), options=OPTIONS)
+
+
+def _channel(address: str, options: Sequence[tuple[str, int]], tls: Tls | None) -> grpc.aio.Channel:
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _credentials(tls), options=options)
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    from duemq.transport.tls import credentials  # most clients need no ssl
+
+    return credentials(tls)

@@ -113,14 +113,16 @@ class Client:
 
         Raises Unavailable if no nameserver answers in `connect_timeout_s`, InvalidArgument as soon
         as it is clear that none of the addresses is a nameserver's.  Both say what was found there.
-        Raises Closed in a process that was forked after its parent had clients.  May be called
-        again after an error.
+        Raises Closed in a process that was forked after its parent had clients, InvalidArgument for
+        certificates that cannot be used.  May be called again after an error.
         """
         channel.check_fork()
         self._check_open()
+        channel.check(self.settings.tls)
         watcher = self._watcher
         if watcher is None:
-            watcher = self._watcher = RouteWatcher(self.nameservers, self._routes)
+            watcher = RouteWatcher(self.nameservers, self._routes, tls=self.settings.tls)
+            self._watcher = watcher
             watcher.on_change(self._routes_changed)
             watcher.start()
         try:
@@ -159,7 +161,9 @@ class Client:
         while not (found and all(each.mistaken for each in found)):
             await asyncio.sleep(min(LOOK_EVERY_S, timeout_s / 4))
             first = not found
-            found[:] = await asyncio.gather(*map(diagnose, self.nameservers))
+            found[:] = await asyncio.gather(
+                *(diagnose(address, self.settings.tls) for address in self.nameservers)
+            )
             if first and timeout_s > SILENT_S:
                 told = "; ".join(each.text for each in found)
                 log.warning("no nameserver answers, waiting for %g s: %s", timeout_s, told)
@@ -232,7 +236,7 @@ class Client:
         self._check_open()
         found = self._channels.get(address)
         if found is None:
-            found = self._channels[address] = channel.connect(address)
+            found = self._channels[address] = channel.connect(address, self.settings.tls)
         return found
 
     def broker(self, name: str) -> Broker:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from duemq.errors import DuemqError
+from duemq.settings import Tls
 from duemq.transport import channel, status
 
 # Of each of the two questions to one address: does anything listen, and what is it.
@@ -39,10 +40,10 @@ class Finding:
     """Something else serves there: to wait is useless."""
 
 
-async def diagnose(address: str) -> Finding:
-    """Looks what is at `host:port`, in about 2 * QUESTION_TIMEOUT_S at the longest."""
+async def diagnose(address: str, tls: Tls | None = None) -> Finding:
+    """Looks what is at `host:port`, in about 3 * QUESTION_TIMEOUT_S at the longest."""
     found = await _listening(address)
-    return found if found is not None else await _service(address)
+    return found if found is not None else await _service(address, tls)
 
 
 async def _listening(address: str) -> Finding | None:
@@ -67,8 +68,8 @@ async def _listening(address: str) -> Finding | None:
     return None
 
 
-async def _service(address: str) -> Finding:
-    async with channel.connect(address) as connection:
+async def _service(address: str, tls: Tls | None) -> Finding:
+    async with channel.connect(address, tls) as connection:
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 if await _serves(connection, _NAMESERVER):
@@ -80,11 +81,45 @@ async def _service(address: str) -> Finding:
                             " (its port is 9876 unless it was set otherwise)",
                             mistaken=True,
                         )
-        except (TimeoutError, DuemqError):
-            return Finding(
-                f"{address} takes connections but does not speak gRPC: is the port right?"
-            )
+        except (TimeoutError, DuemqError) as error:
+            return await _not_understood(address, tls, error)
     return Finding(f"{address} is a gRPC server, but no nameserver of DueMQ", mistaken=True)
+
+
+async def _not_understood(address: str, tls: Tls | None, error: Exception) -> Finding:
+    speaks_tls = await _speaks_tls(address)
+    if tls is None and speaks_tls:
+        return Finding(
+            f"{address} speaks TLS: name the authority of its certificate (tls_ca, DUEMQ_TLS_CA)"
+        )
+    if tls is not None and not speaks_tls:
+        return Finding(f"{address} takes connections but does not speak TLS: is the port right?")
+    if tls is not None:
+        return Finding(f"{address} speaks TLS, but no connection came of it: {error}")
+    return Finding(f"{address} takes connections but does not speak gRPC: is the port right?")
+
+
+async def _speaks_tls(address: str) -> bool:
+    """Whether a TLS handshake begins; whose certificate it is does not matter here."""
+    import ssl  # most clients need none
+
+    parts = _ADDRESS.match(address)
+    if parts is None:
+        return False
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(QUESTION_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(
+                parts["host"].strip("[]"), int(parts["port"]), ssl=context
+            )
+    except (OSError, TimeoutError):  # ssl's errors are OSErrors
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 async def _serves(connection: grpc.aio.Channel, service: str) -> bool:

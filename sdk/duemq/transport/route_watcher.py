@@ -23,6 +23,7 @@ from duemq.protocol.route import (
     TimerShard,
     Update,
 )
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.transport.route_views import Views
@@ -101,8 +102,11 @@ class RouteWatcher:
         nameservers: Sequence[str],
         cache: RouteCache | None = None,
         topics: Sequence[str] = (),
+        *,
+        tls: Tls | None = None,
     ) -> None:
         """`topics`: those of interest; none: all."""
+        self._tls = tls
         self.cache = cache if cache is not None else RouteCache()
         self._nameservers = tuple(dict.fromkeys(nameservers))
         self._request = nameserver_pb2.WatchRoutesRequest(topics=topics)
@@ -182,7 +186,7 @@ class RouteWatcher:
         """Follows a nameserver until its stream breaks.  True if it pushed anything."""
         seen = False
         try:
-            async with channel.connect_to_nameserver(address) as connection:
+            async with channel.connect_to_nameserver(address, self._tls) as connection:
                 stub = nameserver_pb2_grpc.NameserverStub(connection)
                 stream = stub.WatchRoutes(self._request)
                 while True:

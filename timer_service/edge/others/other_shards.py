@@ -17,6 +17,7 @@ import grpc.aio
 
 from duemq.errors import DuemqError, Unavailable
 from duemq.protocol.route import RouteCache, TimerShard
+from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.v1 import timer_pb2, timer_pb2_grpc
 from duemq.v1.broker_pb2 import TimerService
@@ -61,13 +62,14 @@ NOWHERE_ELSE = Located({}, {})
 class OtherShards:
     """As the routes name them."""
 
-    def __init__(self, routes: RouteCache, name: str, place: Place) -> None:
+    def __init__(self, routes: RouteCache, name: str, place: Place, tls: Tls | None = None) -> None:
         """`name`, `place`: this shard's."""
         self.holders: Callable[[], Sequence[TimerService] | None] = list
         """Those that may hold timers; None: no broker has told yet."""
         self._routes = routes
         self._name = name
         self._place = place
+        self._tls = tls
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -127,7 +129,7 @@ class OtherShards:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         if shard.address not in self._channels:
-            self._channels[shard.address] = channel.connect(shard.address)
+            self._channels[shard.address] = channel.connect(shard.address, self._tls)
         return self._channels[shard.address]
 
     async def locate(self, handles: Sequence[TimerHandle], places: Sequence[int]) -> Located:

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from duemq import Producer
 from duemq.errors import InvalidArgument, InvariantError, TooLarge
-from duemq.settings import ProducerSettings
+from duemq.settings import ClientSettings, ProducerSettings
 from duemq_analytics.sink import row_columns
 from duemq_analytics.sink.row_messages import RowIds, by_topic, located, outgoing
 from duemq_analytics.sink.write_options import WriteOptions
@@ -166,5 +166,9 @@ def _producer(settings: WriteOptions) -> Producer:
     timeout_s = float(settings.timeout_s)
     return Producer(
         settings.nameservers,
-        settings=ProducerSettings(send_timeout_s=timeout_s, close_timeout_s=timeout_s),
+        settings=ProducerSettings(
+            send_timeout_s=timeout_s,
+            close_timeout_s=timeout_s,
+            client=ClientSettings(tls=settings.tls),
+        ),
     )

@@ -6,21 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from duemq.protocol.names import check_topic
+from duemq.settings import Tls
 from duemq_analytics.options import (
     DEFAULT_NAMESERVER,
     IGNORED,
     TIMEOUT_S,
     TIMEOUT_S_LIMIT,
+    TLS_NAMES,
     addresses,
     integer,
     invalid,
+    tls_of,
 )
 
 ROW_ID_PROPERTY = "spark-row-id"
 PROPERTY_CHARACTERS_MAX = 255
 WRITE_ID_CHARACTERS_MAX = 128
 
-NAMES = ("topic", "nameserver", "writeId", "rowIdProperty", "timeoutSeconds")
+NAMES = ("topic", "nameserver", *TLS_NAMES, "writeId", "rowIdProperty", "timeoutSeconds")
 
 # Spark's own, handed to the sink of a stream with the others.
 _OF_STREAMS = frozenset({"checkpointlocation", "queryname", "path"})
@@ -34,6 +37,8 @@ class WriteOptions:
     """Of all rows; None: the column `topic` says it."""
     nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
     """host:port; those that answer count."""
+    tls: Tls | None = None
+    """Paths where Spark's tasks run; None: without TLS."""
     write_id: str | None = None
     """Begins the rows' ids; None: the stream's query and micro-batch, or one made up."""
     row_id_property: str = ROW_ID_PROPERTY
@@ -55,6 +60,7 @@ def parse(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(
         topic=topic,
         nameservers=addresses(options.get("nameserver", DEFAULT_NAMESERVER)),
+        tls=tls_of(options),
         write_id=_text("writeId", options.get("writeid"), WRITE_ID_CHARACTERS_MAX),
         row_id_property=_text(
             "rowIdProperty",

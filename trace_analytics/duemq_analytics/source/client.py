@@ -22,6 +22,7 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.protocol.route import BrokerQueues, RouteCache
+from duemq.settings import Tls
 from duemq.transport import retrying
 from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.closing import Closing
@@ -60,9 +61,16 @@ class Run:
 class QueueClient(Closing):
     """A connection to the cluster for reading."""
 
-    def __init__(self, nameservers: tuple[str, ...], timeout_s: float) -> None:
-        self._client = BlockingClient(nameservers, CALL_TIMEOUT_S)
+    def __init__(
+        self, nameservers: tuple[str, ...], timeout_s: float, tls: Tls | None = None
+    ) -> None:
+        self._client = BlockingClient(nameservers, CALL_TIMEOUT_S, tls)
         self._timeout_s = timeout_s
+
+    @classmethod
+    def of(cls, options: Options) -> QueueClient:
+        """To the cluster that the options name."""
+        return cls(options.nameservers, options.timeout_s, options.tls)
 
     def close(self) -> None:
         """Ends the connections."""

@@ -60,7 +60,7 @@ class RangeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One a queue, or more for a long queue."""
-        with QueueClient(self.settings.nameservers, self.settings.timeout_s) as client:
+        with QueueClient.of(self.settings) as client:
             queues = client.queues(self.settings)
         pieces = plan.partitions(
             plan.ranges(queues, self.settings), self.settings.records_per_partition
@@ -71,7 +71,7 @@ class RangeReader(DataSourceReader):
         """The partition's rows.  Spark passes a plain partition when there are none."""
         if not isinstance(partition, RangePartition):
             return
-        with QueueClient(self.settings.nameservers, self.settings.timeout_s) as client:
+        with QueueClient.of(self.settings) as client:
             found = client.read(
                 self.settings.topic,
                 partition.piece,

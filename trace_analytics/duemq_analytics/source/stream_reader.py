@@ -90,5 +90,5 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: connections last for a call only."""
 
     def _queues(self) -> list[QueueBounds]:
-        with QueueClient(self._settings.nameservers, self._settings.timeout_s) as client:
+        with QueueClient.of(self._settings) as client:
             return client.queues(self._settings)

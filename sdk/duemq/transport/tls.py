@@ -1,0 +1,110 @@
+"""Certificates of connections: read from PEM files, and again when these have changed."""
+
+import logging
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import grpc
+
+from duemq.errors import InvalidArgument
+from duemq.protocol import checks
+from duemq.settings import Tls
+
+log = logging.getLogger(__name__)
+
+
+class Pems(NamedTuple):
+    """What the files hold; None: no such file was named."""
+
+    ca: bytes | None
+    cert: bytes | None
+    key: bytes | None
+
+
+class Certificates:
+    """The files of one Tls.  From any thread, one at a time."""
+
+    def __init__(self, tls: Tls) -> None:
+        """Raises InvalidArgument naming the file that is of no use."""
+        self._tls = tls
+        self._stamp = _stamp(tls)
+        self.pems = read(tls)
+
+    def renew(self) -> bool:
+        """Tells whether they are others now.  What is of no use changes nothing, and is logged."""
+        stamp = _stamp(self._tls)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        before = self.pems
+        try:
+            self.pems = read(self._tls)
+        except InvalidArgument as error:
+            log.error("the certificates of before stay in use: %s", error)
+        return self.pems != before
+
+
+def read(tls: Tls) -> Pems:
+    """The files, checked.  Raises InvalidArgument naming the one that is of no use."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.ca:
+        with _named("tls_ca", tls.ca, "certificates in PEM"):
+            context.load_verify_locations(tls.ca)
+    if tls.cert:
+        with _named("tls_cert", tls.cert, "a certificate in PEM, with its key in tls_key"):
+            # No password: it would be asked for at the terminal.
+            context.load_cert_chain(tls.cert, tls.key, password="")
+    return Pems(*map(_content, tls_files(tls)))
+
+
+def tls_files(tls: Tls) -> tuple[str, str, str]:
+    """The paths, in the order of Pems; empty: none."""
+    return tls.ca, tls.cert, tls.key
+
+
+def credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """For a new channel.  Raises InvalidArgument where the files never were of use."""
+    found = _known.get(tls)
+    if found is None:
+        found = _known[tls] = Certificates(tls)
+    else:
+        found.renew()
+    ca, cert, key = found.pems
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+_known: dict[Tls, Certificates] = {}
+"""Kept, so that files that are replaced just now end no loop that connects."""
+
+
+@contextmanager
+def _named(field: str, path: str, limit: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as error:
+        raise checks.wrong(field, path, f"{limit} ({error.reason or 'that is none'})") from None
+    except OSError as error:
+        raise checks.wrong(field, path, f"{limit} ({error.strerror})") from None
+
+
+def _content(path: str) -> bytes | None:
+    if not path:
+        return None
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _stamp(tls: Tls) -> tuple[object, ...]:
+    """Changes with the files, also where a link is turned to others, as Kubernetes does."""
+    stamps: list[object] = []
+    for path in filter(None, tls_files(tls)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            stamps.append(None)
+        else:
+            stamps.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+    return tuple(stamps)

@@ -1,0 +1,141 @@
+"""A whole cluster that speaks nothing but TLS, and serves nobody without a certificate."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from duemq import Admin, ConsumerSettings, Producer, ProducerSettings, PushConsumer, Tls
+from duemq.errors import TopicNotFound
+from duemq.settings import ClientSettings
+from duemq_server.local_cluster import EmbeddedCluster
+from tests.certificates import authority, certificate, needs_openssl
+from tests.cluster.harness import WAIT_S, rows, topic_name, until
+
+pytestmark = needs_openssl
+
+BROKER = "broker-0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mine(folder: Path) -> Tls:
+    return certificate(folder / "ca.pem", "mine", san="DNS:me")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(
+        tmp_path_factory.mktemp("cluster"),
+        brokers=1,
+        replicas=3,
+        tls=certificate(folder / "ca.pem", "server"),
+        verify_clients=True,
+        flags={"broker": ["--tracing", "duemq"], "timer": ["--tracing", "duemq"]},
+    ) as embedded:
+        yield embedded
+
+
+def duemq(cluster: EmbeddedCluster, tls: Tls, *arguments: str) -> subprocess.CompletedProcess[str]:
+    files = ("--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key)
+    given = [part for part in files if part] if tls.cert else ["--tls-ca", tls.ca]
+    command = [sys.executable, "-m", "duemq_cli", "--nameserver", cluster.nameserver]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")}
+    return subprocess.run(
+        [*command, *given, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_S,
+        check=False,
+        env=environment,
+    )
+
+
+def test_what_is_sent_now_and_later_comes_also_after_a_leader_died(
+    cluster: EmbeddedCluster, mine: Tls
+) -> None:
+    topic, received = topic_name(), list[bytes]()
+    client = ClientSettings(tls=mine)
+    settings = ProducerSettings(client=client, send_timeout_s=WAIT_S)
+    consumer = PushConsumer(
+        "billing",
+        topic,
+        lambda message: received.append(message.body),
+        nameserver=cluster.nameserver,
+        settings=ConsumerSettings(client=client, start_from="earliest"),
+    )
+    with Producer(cluster.nameserver, settings=settings) as producer:
+        producer.send(topic, b"now")
+        producer.send(topic, b"later", delay="3s", timer_key="k")
+        cluster.kill(cluster.leader(BROKER))
+        producer.send(topic, b"after")
+        with consumer:
+            until(lambda: len(received) >= 3)
+    assert sorted(received) == [b"after", b"later", b"now"]
+    with Admin(cluster.nameserver, settings=client) as admin:
+        assert admin.describe_topic(topic).messages == 3
+    cluster.wait_ready()
+
+
+def test_the_command_line_names_the_files(cluster: EmbeddedCluster, mine: Tls) -> None:
+    shown = rows(duemq(cluster, mine, "cluster", "show", "--json"))
+    assert {row["kind"] for row in shown} >= {"broker", "timer"}
+    replicas = rows(duemq(cluster, mine, "replica", "status", BROKER, "--json"))
+    assert {row["name"] for row in replicas if row["role"]} == {"a", "b", "c"}
+
+
+def test_who_has_no_certificate_is_told_so(cluster: EmbeddedCluster, mine: Tls) -> None:
+    done = duemq(cluster, Tls(ca=mine.ca), "topic", "list")
+    assert done.returncode == 3
+    assert "speaks TLS, but no connection came of it" in done.stderr
+
+
+def test_a_context_keeps_the_files(cluster: EmbeddedCluster, mine: Tls, tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")}
+    environment |= {"XDG_CONFIG_HOME": str(tmp_path)}
+
+    def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "duemq_cli", *arguments]
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=2 * WAIT_S,
+            check=False,
+            env=environment,
+            cwd=cwd,
+        )
+
+    names = {"ca": "ca.pem", "cert": "mine.pem", "key": "mine.key"}
+    files = [part for name, path in names.items() for part in (f"--tls-{name}", path)]
+    added = run(
+        *("context", "add", "tls", cluster.nameserver, *files, "--json"),
+        cwd=Path(mine.ca).parent,
+    )
+    assert rows(added)[0]["tls"] is True
+    assert rows(run("cluster", "show", "--json", cwd=tmp_path))
+
+
+def test_the_spans_of_the_services_are_stored(cluster: EmbeddedCluster, mine: Tls) -> None:
+    client = ClientSettings(tls=mine)
+
+    def stored() -> bool:
+        with Admin(cluster.nameserver, settings=client) as admin, suppress(TopicNotFound):
+            return admin.describe_topic("%TRACE%").messages > 0
+        return False
+
+    with Producer(cluster.nameserver, settings=ProducerSettings(client=client)) as producer:
+        producer.send(topic_name(), b"traced")
+    until(stored)

@@ -1,0 +1,89 @@
+"""What a client says of its certificates, and what it makes of their files."""
+
+import pytest
+
+from duemq.errors import InvalidArgument
+from duemq.settings import ClientSettings, Tls, default_tls
+from duemq.transport import channel
+from duemq.transport.tls import Certificates, credentials
+from tests.certificates import authority, certificate, needs_openssl
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in ("", "_CA", "_CERT", "_KEY"):
+        monkeypatch.delenv(f"DUEMQ_TLS{name}", raising=False)
+
+
+def test_without_a_word_connections_have_no_tls():
+    assert default_tls() is None
+    assert ClientSettings().tls is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "tls"),
+    [
+        ({"DUEMQ_TLS": "1"}, Tls()),
+        ({"DUEMQ_TLS": "0", "DUEMQ_TLS_CA": "ca.pem"}, None),
+        ({"DUEMQ_TLS_CA": "ca.pem"}, Tls(ca="ca.pem")),
+        ({"DUEMQ_TLS_CERT": "c", "DUEMQ_TLS_KEY": "k"}, Tls(cert="c", key="k")),
+    ],
+)
+def test_the_environment_may_say_it(monkeypatch, environment, tls):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert default_tls() == tls
+    assert ClientSettings().tls == tls
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"cert": "c"}, "tls_key"), ({"key": "k"}, "tls_cert"), ({"ca": b"PEM"}, "tls_ca")],
+)
+def test_what_does_not_go_together_is_refused(given, field):
+    with pytest.raises(InvalidArgument) as refused:
+        Tls(**given)
+    assert refused.value.field == field
+
+
+def test_a_wrong_word_in_the_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("DUEMQ_TLS", "yes")
+    with pytest.raises(InvalidArgument, match="DUEMQ_TLS: 'yes' is not allowed: 0 or 1"):
+        ClientSettings()
+
+
+def test_files_that_are_of_no_use_are_named(tmp_path):
+    with pytest.raises(InvalidArgument, match=r"tls_ca: .*no.pem.*\(No such file or directory\)"):
+        channel.check(Tls(ca=str(tmp_path / "no.pem")))
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(InvalidArgument, match=r"tls_ca: .*text.*certificates in PEM"):
+        channel.check(Tls(ca=str(tmp_path / "text")))
+
+
+@needs_openssl
+def test_a_key_of_another_certificate_is_refused(tmp_path):
+    ca = authority(tmp_path)
+    one, other = certificate(ca, "one"), certificate(ca, "other")
+    channel.check(one)
+    with pytest.raises(InvalidArgument, match=r"tls_cert: .*one\.pem"):
+        channel.check(Tls(ca=one.ca, cert=one.cert, key=other.key))
+
+
+@needs_openssl
+def test_a_new_certificate_is_taken_and_a_bad_one_is_not(tmp_path, caplog):
+    tls = certificate(authority(tmp_path), "mine")
+    credentials(tls)
+    files = Certificates(tls)
+    before = files.pems
+    assert not files.renew()
+    certificate(tmp_path / "ca.pem", "mine")
+    assert files.renew()
+    assert files.pems != before
+    assert not files.renew()
+
+    good = files.pems
+    (tmp_path / "mine.pem").write_text("half of")
+    assert not files.renew()
+    assert files.pems == good
+    assert "the certificates of before stay in use" in caplog.text
+    credentials(tls)  # who connects just then goes on, too
