@@ -48,11 +48,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
         yield embedded
 
 
-def duemq(cluster: EmbeddedCluster, tls: Tls, *arguments: str) -> subprocess.CompletedProcess[str]:
+def duemq(
+    cluster: EmbeddedCluster, tls: Tls, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     files = ("--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key)
     given = [part for part in files if part] if tls.cert else ["--tls-ca", tls.ca]
     command = [sys.executable, "-m", "duemq_cli", "--nameserver", cluster.nameserver]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")} | variables
     return subprocess.run(
         [*command, *given, *arguments],
         capture_output=True,
@@ -128,7 +130,7 @@ def test_a_context_keeps_the_files(cluster: EmbeddedCluster, mine: Tls, tmp_path
     assert rows(run("cluster", "show", "--json", cwd=tmp_path))
 
 
-def test_the_spans_of_the_services_are_stored(cluster: EmbeddedCluster, mine: Tls) -> None:
+def test_spans_are_stored(cluster: EmbeddedCluster, mine: Tls) -> None:
     client = ClientSettings(tls=mine)
 
     def stored() -> bool:
@@ -136,6 +138,6 @@ def test_the_spans_of_the_services_are_stored(cluster: EmbeddedCluster, mine: Tl
             return admin.describe_topic("%TRACE%").messages > 0
         return False
 
-    with Producer(cluster.nameserver, settings=ProducerSettings(client=client)) as producer:
-        producer.send(topic_name(), b"traced")
+    sent = duemq(cluster, mine, "send", topic_name(), "traced", DUEMQ_TRACING="duemq")
+    assert sent.returncode == 0, sent.stderr
     until(stored)
