@@ -362,9 +362,7 @@ class EmbeddedCluster:
         if waiting:
             return f"{', '.join(waiting)} not serving"
         for nameserver in (m for m in expected if m.kind == "nameserver"):
-            missing = readiness.unregistered(
-                nameserver, expected, self._advertised, self._tls
-            )
+            missing = readiness.unregistered(nameserver, expected, self._advertised, self._tls)
             if missing:
                 return missing
         return ""

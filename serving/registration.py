@@ -13,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from duemq.errors import DuemqError, InvalidArgument
@@ -159,17 +160,23 @@ class Registration:
         return request
 
     async def _keep(self, address: str) -> None:
-        change, news = self._changes[address], _News(address, self._period_s)
-        async with channel.connect_to_nameserver(address, self._tls) as connection:
-            stub = nameserver_pb2_grpc.NameserverStub(connection)
-            while True:
-                change.clear()
-                wait_s = await self._beat(stub, news)
-                try:
-                    async with asyncio.timeout(wait_s):
-                        await change.wait()
-                except TimeoutError:
-                    continue
+        news = _News(address, self._period_s)
+        while True:
+            async with channel.connect_to_nameserver(address, self._tls) as connection:
+                stub = nameserver_pb2_grpc.NameserverStub(connection)
+                await self._beat_on(stub, self._changes[address], news)
+
+    async def _beat_on(
+        self, stub: nameserver_pb2_grpc.NameserverStub, change: asyncio.Event, news: "_News"
+    ) -> None:
+        """Returns when the certificates have changed: a channel keeps the ones it was made with."""
+        renewals = channel.renewals(self._tls)
+        while channel.renewals(self._tls) == renewals:
+            change.clear()
+            wait_s = await self._beat(stub, news)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await change.wait()
 
     async def _beat(self, stub: nameserver_pb2_grpc.NameserverStub, news: "_News") -> float:
         """One heartbeat.  Returns how long to wait for the next, in seconds."""

@@ -126,7 +126,8 @@ def test_probes_ask_the_grpc_port(objects):
         (container,) = one["spec"]["template"]["spec"]["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert container[probe]["grpc"]["port"] == ports["grpc"]
+            # They know no TLS: where there is a port for them, it is that.
+            assert container[probe]["grpc"]["port"] == ports.get("health", ports["grpc"])
         assert container["livenessProbe"]["grpc"]["service"] == ""
         ready = container["readinessProbe"]["grpc"]["service"]
         labels = one["spec"]["template"]["metadata"]["labels"]

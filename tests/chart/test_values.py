@@ -26,6 +26,7 @@ ROLES = {
 MANAGED = {"listen", "advertise", "metrics_listen", "name", "data_dir", "nameservers"}
 MANAGED |= {"replica", "replicas", "lease_store"}
 MANAGED |= {"lease_store_ca", "lease_store_cert", "lease_store_key"}
+MANAGED |= {"tls_ca", "tls_cert", "tls_key", "tls_verify_clients", "health_listen"}
 MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}
 
 
@@ -74,7 +75,8 @@ def settings_of(objects, one, role, index, tmp_path):
         for argument in container["args"]
     ]
     assert not any("$(" in argument for argument in arguments)
-    return rpc_settings.read(settings_class(role), arguments, {})
+    environment = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    return rpc_settings.read(settings_class(role), arguments, environment)
 
 
 @pytest.mark.parametrize("values", VALUES)

@@ -85,7 +85,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def fetched(*answers: Came) -> list[int]:
     """How long each fetch may linger, the one behind all answers included."""
     played: Any = Played(*answers)
-    fetcher = timer_fetcher.TimerFetcher(played, "b0", played, SOURCE, 0, lambda: None)
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
     await played.all_asked.wait()
     await fetcher.stop()
     return list(played.asked)

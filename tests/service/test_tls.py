@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,7 +16,11 @@ from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport.blocking_client import BlockingClient
 from duemq.v1 import nameserver_pb2
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq_server.nameserver.clock import SteadyClock
+from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
+from duemq_server.nameserver.registry import Registry
 from duemq_server.nameserver.settings import Settings as NameserverSettings
+from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.running_cluster import running_cluster, until
@@ -128,6 +133,34 @@ async def test_a_new_certificate_is_shown_to_who_comes_next(tmp_path, ca):
 async def shown_at(address: str) -> str:
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+
+
+async def test_who_registers_goes_on_with_new_certificates_of_a_new_authority(tmp_path, ca):
+    """Also where a nameserver that is started anew takes no others any more."""
+    tls = certificate(ca, "server")
+    settings = {**of_server(tls), "tls_verify_clients": True, "drain_timeout": 0.0}
+    registry, server = await nameserver(**settings)
+    report = nameserver_pb2.BrokerReport(name="b1", address="127.0.0.1:1", store_id=1)
+    registration = Registration([server.address], 0.2, 1, lambda: report, tls=tls)
+    registration.start()
+    await until(lambda: bool(registry.brokers))
+    await server.stop()
+    authority(tmp_path)
+    certificate(ca, "server")
+    registry, server = await nameserver(listen=server.address, **settings)
+    await until(lambda: bool(registry.brokers))
+    await registration.stop()
+    await server.stop()
+
+
+async def nameserver(listen: str = "127.0.0.1:0", **settings: Any) -> tuple[Registry, Server]:
+    clock = SteadyClock()
+    registry = Registry(clock.now_ms(), expiry_ms=30_000)
+    server = Server(NameserverSettings(listen=listen, ready_after=0.0, **settings))
+    servicer = NameserverServicer(registry, clock.now_ms, 10, server.unsent)
+    server.add(SERVICE, servicer, OVERRIDES)
+    await server.start(announced=False)
+    return registry, server
 
 
 async def test_probes_ask_without_tls(tmp_path, ca):

@@ -20,11 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import grpc.aio
+
 from duemq.errors import DuemqError, FencedTimer, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker
 from duemq.settings import Tls
-from duemq.transport import channel, status
+from duemq.transport import status
+from duemq.transport.channels import Channels
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, broker_pb2_grpc
 from duemq_server.serving.clock import now_ms, steady_ms
@@ -75,8 +78,9 @@ class BrokerLink:
         self._queues: list[int] = []
         self._served = 0  # queues of %TIMER% at the broker; 0: not known yet
         self._look = asyncio.Event()
-        self._channel = channel.connect(broker.address, tls)
-        self._stub = broker_pb2_grpc.BrokerStub(self._channel)
+        self._channels = Channels(tls)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: broker_pb2_grpc.BrokerStub
         self._fires: FireStream | None = None
         self._committed: dict[int, int] = {}
         self._tasks = [
@@ -128,7 +132,14 @@ class BrokerLink:
             log.info("offsets of %s not committed: %s", self.broker.name, error)
         if self._fires is not None:
             await self._fires.stop()
-        await self._channel.close()
+        await self._channels.close()
+
+    def _broker_now(self) -> broker_pb2_grpc.BrokerStub:
+        """To be asked for before each call: certificates change."""
+        found = self._channels.to(self.broker.address)
+        if found is not self._channel:
+            self._channel, self._stub = found, broker_pb2_grpc.BrokerStub(found)
+        return self._stub
 
     # -- claims -----------------------------------------------------------
 
@@ -202,7 +213,7 @@ class BrokerLink:
             ends=await self._ends(),
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
         )
-        call = self._stub.ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
+        call = self._broker_now().ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
@@ -223,7 +234,7 @@ class BrokerLink:
             self.fetchers[queue_id] = TimerFetcher(
                 self._shard,
                 self.broker.name,
-                self._stub,
+                self._broker_now,
                 SourceId(self.broker.store_id, queue_id),
                 begins.get(queue_id, 0),
                 self._look.set,
@@ -267,7 +278,7 @@ class BrokerLink:
             ],
             timer_id=self._shard.directory.producer_id,
         )
-        call = self._stub.CommitOffsets(request, timeout=CALL_TIMEOUT_S)
+        call = self._broker_now().CommitOffsets(request, timeout=CALL_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
         for result in answer.queues:
             if result.queue_id in new and not result.HasField("error"):

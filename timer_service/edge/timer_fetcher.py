@@ -51,7 +51,7 @@ class TimerFetcher:
         self,
         shard: Shard,
         broker: str,
-        stub: broker_pb2_grpc.BrokerStub,
+        stub: Callable[[], broker_pb2_grpc.BrokerStub],
         source: SourceId,
         begin: int,
         on_fenced: Callable[[], None],
@@ -102,7 +102,7 @@ class TimerFetcher:
             return max(source.next_offset, self.begin)
         request = broker_pb2.GetOffsetsRequest(group=TIMER_GROUP, topic=TIMER_TOPIC)
         answer = await status.answer(
-            self._stub.GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
+            self._stub().GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
         )
         for each in answer.queues:
             if each.queue_id == self.source.queue_id:
@@ -121,7 +121,7 @@ class TimerFetcher:
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_s = time.monotonic()
-        call = self._stub.FetchFrames(request, timeout=timeout_s)
+        call = self._stub().FetchFrames(request, timeout=timeout_s)
         answer = await status.answer(call, self._broker)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")

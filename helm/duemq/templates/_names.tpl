@@ -91,6 +91,37 @@ annotations:
 {{- join "," $addresses -}}
 {{- end -}}
 
+{{/* Where the files of values.tls lie in a pod; the variables that name them, their volume and its mount. */}}
+{{- define "duemq.tls.folder" -}}/etc/duemq-tls{{- end -}}
+
+{{/* Services and clients read the same variables. */}}
+{{- define "duemq.tls.env" -}}
+{{- if .Values.tls.secretName }}
+- name: DUEMQ_TLS_CA
+  value: {{ include "duemq.tls.folder" . }}/ca.crt
+- name: DUEMQ_TLS_CERT
+  value: {{ include "duemq.tls.folder" . }}/tls.crt
+- name: DUEMQ_TLS_KEY
+  value: {{ include "duemq.tls.folder" . }}/tls.key
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.tls.volume" -}}
+{{- with .Values.tls.secretName }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.tls.volumeMount" -}}
+{{- if .Values.tls.secretName }}
+- name: tls
+  mountPath: {{ include "duemq.tls.folder" . }}
+  readOnly: true
+{{- end }}
+{{- end -}}
+
 {{- define "duemq.pullSecrets" -}}
 {{- with .Values.global.imagePullSecrets }}
 imagePullSecrets:

@@ -57,7 +57,7 @@ spec:
       port: {{ .values.port }}
       targetPort: grpc
       protocol: TCP
-      appProtocol: kubernetes.io/h2c
+      appProtocol: {{ ternary "https" "kubernetes.io/h2c" (not (empty .root.Values.tls.secretName)) }}
     {{- if .root.Values.metrics.enabled }}
     - name: metrics
       port: {{ .values.metricsPort }}
@@ -113,6 +113,9 @@ spec:
 {{- end }}
 {{- if and .root.Values.metrics.enabled (eq (int .values.port) (int .values.metricsPort)) }}
 {{- fail (printf "%s: port and metricsPort are both %v" .role .values.port) }}
+{{- end }}
+{{- if and .root.Values.tls.secretName (has (int .root.Values.tls.healthPort) (list (int .values.port) (int .values.metricsPort))) }}
+{{- fail (printf "%s: tls.healthPort is %v, which is its port or metricsPort" .role .root.Values.tls.healthPort) }}
 {{- end }}
 {{- $persistence := default dict .values.persistence -}}
 apiVersion: apps/v1
@@ -229,6 +232,12 @@ containers:
       {{- if .root.Values.metrics.enabled }}
       - --metrics-listen=0.0.0.0:{{ .values.metricsPort }}
       {{- end }}
+      {{- if .root.Values.tls.secretName }}
+      {{- if .root.Values.tls.verifyClients }}
+      - --tls-verify-clients
+      {{- end }}
+      - --health-listen=0.0.0.0:{{ .root.Values.tls.healthPort }}
+      {{- end }}
       {{- if ne .role "nameserver" }}
       - --name={{ default "$(POD_NAME)" .group }}
       - --data-dir=/var/lib/duemq
@@ -259,6 +268,7 @@ containers:
           fieldRef:
             fieldPath: metadata.labels['apps.kubernetes.io/pod-index']
       {{- end }}
+      {{- include "duemq.tls.env" .root | nindent 6 }}
       {{- if hasKey .values.settings "tracing" }}
       {{- with .root.Values.tracing.otlp.endpoint }}
       - name: OTEL_EXPORTER_OTLP_ENDPOINT
@@ -290,12 +300,19 @@ containers:
         containerPort: {{ .values.metricsPort }}
         protocol: TCP
       {{- end }}
+      {{- if .root.Values.tls.secretName }}
+      - name: health
+        containerPort: {{ .root.Values.tls.healthPort }}
+        protocol: TCP
+      {{- end }}
+    {{- /* Probes know no TLS. */}}
+    {{- $probed := ternary .root.Values.tls.healthPort .values.port (not (empty .root.Values.tls.secretName)) }}
     startupProbe:
-      {{- include "duemq.role.probe" (dict "port" .values.port "service" "" "probe" .values.probes.startup) | nindent 6 }}
+      {{- include "duemq.role.probe" (dict "port" $probed "service" "" "probe" .values.probes.startup) | nindent 6 }}
     readinessProbe:
-      {{- include "duemq.role.probe" (dict "port" .values.port "service" (ternary "duemq.replication.v1.Replication" .service (hasKey . "group")) "probe" .values.probes.readiness) | nindent 6 }}
+      {{- include "duemq.role.probe" (dict "port" $probed "service" (ternary "duemq.replication.v1.Replication" .service (hasKey . "group")) "probe" .values.probes.readiness) | nindent 6 }}
     livenessProbe:
-      {{- include "duemq.role.probe" (dict "port" .values.port "service" "" "probe" .values.probes.liveness) | nindent 6 }}
+      {{- include "duemq.role.probe" (dict "port" $probed "service" "" "probe" .values.probes.liveness) | nindent 6 }}
     resources:
       {{- toYaml .values.resources | nindent 6 }}
     securityContext:
@@ -310,6 +327,7 @@ containers:
       - name: data
         mountPath: /var/lib/duemq
       {{- end }}
+      {{- include "duemq.tls.volumeMount" .root | nindent 6 }}
       {{- if and .group .root.Values.leaseStoreSecret }}
       - name: lease-store
         mountPath: /etc/lease-store
@@ -328,6 +346,7 @@ volumes:
   - name: data
     emptyDir: {}
   {{- end }}
+  {{- include "duemq.tls.volume" .root | nindent 2 }}
   {{- if and .group .root.Values.leaseStoreSecret }}
   - name: lease-store
     secret:

@@ -40,6 +40,7 @@ volumes:
       claimName: {{ include "duemq.fullname" . }}-trace-lake
   - name: tmp
     emptyDir: {}
+  {{- include "duemq.tls.volume" . | nindent 2 }}
 {{- end -}}
 
 {{/* dict root, arguments: the command and its first options. */}}
@@ -59,9 +60,12 @@ args:
   {{- if eq (first .arguments) "report" }}
   - --output=/var/lib/duemq-traces/report
   {{- end }}
-{{- with .root.Values.extraEnv }}
+{{- if or .root.Values.extraEnv .root.Values.tls.secretName }}
 env:
+  {{- include "duemq.tls.env" .root | nindent 2 }}
+  {{- with .root.Values.extraEnv }}
   {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 {{- with .root.Values.extraEnvFrom }}
 envFrom:
@@ -76,4 +80,5 @@ volumeMounts:
     mountPath: /var/lib/duemq-traces
   - name: tmp
     mountPath: /tmp
+  {{- include "duemq.tls.volumeMount" .root | nindent 2 }}
 {{- end -}}

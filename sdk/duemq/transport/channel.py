@@ -83,6 +83,15 @@ def check(tls: Tls | None) -> None:
         _credentials(tls)
 
 
+def renewals(tls: Tls | None) -> int:
+    """How often its files have changed so far.  Looks at them."""
+    if tls is None:
+        return 0
+    from duemq.transport.tls import certificates  # as below
+
+    return certificates(tls).renewals
+
+
 def connect(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """A channel to `host:port`.  Connects with the first call; close it with `await close()`.
 

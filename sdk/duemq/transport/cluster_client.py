@@ -29,6 +29,7 @@ from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerSha
 from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
+from duemq.transport.channels import Channels
 from duemq.transport.diagnosis import Finding, diagnose
 from duemq.transport.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, admin_pb2_grpc
@@ -97,14 +98,13 @@ class Client:
         checks.instance("settings", self.settings, ClientSettings)
         self.nameservers = nameservers_of(nameserver)
         self._watcher: RouteWatcher | None = None
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(self.settings.tls)
         self._routes = RouteCache()
         self._listeners: list[Callable[[], None]] = []
         self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._learned: dict[str, Broker] = {}
         self._making: set[asyncio.Task[str]] = set()
         self._addresses: dict[str, str] = {}  # of brokers and timer shards, as they were last
-        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
         self.cancel_calls = CancelCalls(self.channel)
 
@@ -181,8 +181,7 @@ class Client:
             task.cancel()
         if self._watcher is not None:
             await self._watcher.stop()
-        channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(each.close() for each in channels), *self._closing)
+        await self._channels.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -234,10 +233,7 @@ class Client:
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`, shared; connects with the first call."""
         self._check_open()
-        found = self._channels.get(address)
-        if found is None:
-            found = self._channels[address] = channel.connect(address, self.settings.tls)
-        return found
+        return self._channels.to(address)
 
     def broker(self, name: str) -> Broker:
         """A live broker.  Raises Unavailable if none of that name is known."""
@@ -400,11 +396,7 @@ class Client:
         addresses |= {each.name: each.address for each in self._routes.timers}
         moved = {self._addresses.get(name) for name in addresses} - set(addresses.values())
         self._addresses |= addresses
-        for address in moved & self._channels.keys():
-            assert address is not None
-            closing = asyncio.create_task(self._channels.pop(address).close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+        self._channels.leave(address for address in moved if address is not None)
 
 
 async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> frozenset[str]:

@@ -32,6 +32,8 @@ class Certificates:
         self._tls = tls
         self._stamp = _stamp(tls)
         self.pems = read(tls)
+        self.renewals = 0
+        """How often they have become others."""
 
     def renew(self) -> bool:
         """Tells whether they are others now.  What is of no use changes nothing, and is logged."""
@@ -44,7 +46,9 @@ class Certificates:
             self.pems = read(self._tls)
         except InvalidArgument as error:
             log.error("the certificates of before stay in use: %s", error)
-        return self.pems != before
+        changed = self.pems != before
+        self.renewals += changed
+        return changed
 
 
 def read(tls: Tls) -> Pems:
@@ -65,14 +69,19 @@ def tls_files(tls: Tls) -> tuple[str, str, str]:
     return tls.ca, tls.cert, tls.key
 
 
-def credentials(tls: Tls) -> grpc.ChannelCredentials:
-    """For a new channel.  Raises InvalidArgument where the files never were of use."""
+def certificates(tls: Tls) -> Certificates:
+    """As they are now.  Raises InvalidArgument where the files never were of use."""
     found = _known.get(tls)
     if found is None:
         found = _known[tls] = Certificates(tls)
     else:
         found.renew()
-    ca, cert, key = found.pems
+    return found
+
+
+def credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """For a new channel.  Raises as `certificates`."""
+    ca, cert, key = certificates(tls).pems
     return grpc.ssl_channel_credentials(ca, key, cert)
 
 

@@ -18,7 +18,8 @@ import grpc.aio
 from duemq.errors import DuemqError, Unavailable
 from duemq.protocol.route import RouteCache, TimerShard
 from duemq.settings import Tls
-from duemq.transport import channel, status
+from duemq.transport import status
+from duemq.transport.channels import Channels
 from duemq.v1 import timer_pb2, timer_pb2_grpc
 from duemq.v1.broker_pb2 import TimerService
 from duemq.v1.message_pb2 import TimerHandle
@@ -69,9 +70,7 @@ class OtherShards:
         self._routes = routes
         self._name = name
         self._place = place
-        self._tls = tls
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._channels = Channels(tls)
 
     @property
     def alive(self) -> list[TimerShard]:
@@ -123,14 +122,8 @@ class OtherShards:
 
     def channel(self, shard: TimerShard) -> grpc.aio.Channel:
         """To one of them; kept as long as it is there."""
-        addresses = {each.address for each in self.alive}
-        for address in [each for each in self._channels if each not in addresses]:
-            task = asyncio.create_task(self._channels.pop(address).close(None))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-        if shard.address not in self._channels:
-            self._channels[shard.address] = channel.connect(shard.address, self._tls)
-        return self._channels[shard.address]
+        self._channels.leave(self._channels.addresses - {each.address for each in self.alive})
+        return self._channels.to(shard.address)
 
     async def locate(self, handles: Sequence[TimerHandle], places: Sequence[int]) -> Located:
         """Which of the others have the timers at these places of the list."""
@@ -196,5 +189,4 @@ class OtherShards:
 
     async def stop(self) -> None:
         """Closes what is open."""
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(each.close(None) for each in channels.values()), *self._closing)
+        await self._channels.close()
