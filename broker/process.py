@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from duemq.transport.route_watcher import RouteWatcher
+from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import group_pb2, nameserver_pb2
 from duemq_server import __version__
 from duemq_server.broker.checkpoints import Checkpoints

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.protocol.limits import SERVICE_IDS_FROM
-from duemq.transport.route_watcher import RouteWatcher
+from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2
 from duemq_server.serving import process
 from duemq_server.serving.clock import now_ms

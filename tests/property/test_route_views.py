@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from duemq.errors import InstanceNotFound, InvalidArgument
 from duemq.protocol.route import Broker, BrokerQueues, LostBroker, Route, RouteCache, Update
-from duemq.transport.route_views import STALE_MS, Views
+from duemq.transport.routing.route_views import STALE_MS, Views
 from duemq_server.nameserver.registry import Registry
 from duemq_server.nameserver.reports import BrokerReport, TopicQueues, Version
 

@@ -9,7 +9,7 @@ import pytest
 
 from duemq import errors
 from duemq.transport import channel, status
-from duemq.transport.route_watcher import RouteWatcher
+from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from duemq_server.nameserver import process
@@ -551,7 +551,7 @@ async def test_killing_one_of_two_nameservers_disturbs_nothing():
 
 async def test_what_a_dead_nameserver_said_counts_for_a_while_only(monkeypatch):
     """When all else is quiet, the watcher's own clock ends it."""
-    monkeypatch.setattr("duemq.transport.route_views.STALE_MS", 50)
+    monkeypatch.setattr("duemq.transport.routing.route_views.STALE_MS", 50)
     async with (
         running() as one,
         running() as two,

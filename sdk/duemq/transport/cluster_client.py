@@ -30,8 +30,8 @@ from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.channels import Channels
-from duemq.transport.diagnosis import Finding, diagnose
-from duemq.transport.route_watcher import RouteWatcher
+from duemq.transport.routing.diagnosis import Finding, diagnose
+from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, admin_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -218,7 +218,8 @@ def test_contexts_are_used_where_no_address_is_given(
     asked = ("topic", "list", "--timeout", "0.3")
     assert "127.0.0.1:9876" in run("topic", "list", "--help").stdout
     added = run("context", "add", "staging", nobody, "--json")
-    assert json.loads(added.stdout) == {"context": "staging", "nameserver": nobody, "current": True}
+    told = {"context": "staging", "nameserver": nobody, "tls": False, "current": True}
+    assert json.loads(added.stdout) == told
     run("context", "add", "other", "nowhere.invalid:1")
     assert nobody in run(*asked).stderr
     run("context", "use", "other")

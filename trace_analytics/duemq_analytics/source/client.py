@@ -27,8 +27,8 @@ from duemq.transport import retrying
 from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import story_of
-from duemq.transport.route_views import Views
-from duemq.transport.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
+from duemq.transport.routing.route_views import Views
+from duemq.transport.routing.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, nameserver_pb2
 from duemq.v1.admin_pb2_grpc import BrokerAdminStub
 from duemq.v1.nameserver_pb2_grpc import NameserverStub

@@ -11,7 +11,7 @@ from duemq.protocol.route import (
     TimerShard,
     Update,
 )
-from duemq.transport.route_watcher import route_of
+from duemq.transport.routing.route_watcher import route_of
 from duemq.v1 import nameserver_pb2
 
 

@@ -26,7 +26,7 @@ from duemq.protocol.route import (
 from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
-from duemq.transport.route_views import Views
+from duemq.transport.routing.route_views import Views
 from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from duemq.protocol.route import (
     TimerShard,
     Update,
 )
-from duemq.transport.route_views import STALE_MS, Views
+from duemq.transport.routing.route_views import STALE_MS, Views
 
 
 def broker(name="a", epoch=1, counter=1):
