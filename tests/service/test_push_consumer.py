@@ -15,7 +15,14 @@ from duemq.aio import Admin, PushConsumer
 from duemq.consumer.fetching import offset_client as offsets
 from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
+from duemq.errors import (
+    Closed,
+    FencedMember,
+    Internal,
+    InvalidArgument,
+    ReadOnly,
+    Unavailable,
+)
 from duemq.outcomes import DeadLetter, RetryLater
 from duemq.protocol import balance
 from duemq.protocol.balance import MessageQueue
@@ -365,7 +372,8 @@ async def test_a_retry_comes_with_its_story_and_its_own_topic(cluster, topic, co
         if message.body == b"two" and message.deliveries < 2:
             raise ValueError(f"not yet {message.deliveries}")
 
-    consumer = await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+    one_by_one = {"commit_interval_s": 0.05, "threads": 1}
+    consumer = await consumers.start(callback=receive, settings=one_by_one)
     for expected in (3, 4):
         await fired_until(cluster, lambda n=expected: len(received) == n)
     assert [(body, topic_, attempt) for body, topic_, attempt, _ in received] == [
@@ -725,6 +733,85 @@ async def test_a_close_that_waits_for_a_callback_gives_the_idle_queues_away_mean
     await until(lambda: len(second.queues) == 8)
     await until(lambda: len(consumers.received["b"]) >= len(sent))
     assert Counter(consumers.received["b"]) == Counter(sent)
+
+
+class BusyMember:
+    """A member with one message of each queue done and not committed, and busy with one of b0/0."""
+
+    def __init__(self, consumers: Consumers, topic: str) -> None:
+        self.busy = MessageQueue(topic, "b0", 0)
+        self.leave = threading.Event()
+        self.done: list[bytes] = []
+        self._consumers = consumers
+        self._topic = topic
+        self._entered = threading.Event()
+
+    def _receive(self, message) -> None:
+        if message.body == b"slow":
+            self._entered.set()
+            self.leave.wait(60)
+        self.done.append(message.body)
+
+    async def start(self) -> PushConsumer:
+        cluster = self._consumers.cluster
+        settings = {**LONG, "commit_interval_s": 3_600, "close_timeout_s": 300}
+        sent = await fill(cluster, self._topic, 1)
+        consumer = await self._consumers.start("busy", self._receive, settings=settings)
+        await until(lambda: len(self.done) == len(sent))
+        await cluster.send(self._topic, [b"slow"], broker="b0", queue_id=0)
+        await until(self._entered.is_set)
+        return consumer
+
+
+async def test_a_broker_that_is_away_keeps_no_queues_of_others_from_being_given_away(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    member = BusyMember(consumers, topic)
+    first = await member.start()
+    answer, commit = asyncio.Event(), OffsetClient.commit
+
+    async def slow(client, broker, commits, timeout_s=0.0):
+        if broker == "b1" and client is first._share._offsets:
+            await answer.wait()
+        return await commit(client, broker, commits)
+
+    monkeypatch.setattr(OffsetClient, "commit", slow)
+    closing = asyncio.create_task(first.close())
+    try:
+        second = await consumers.start("b", settings=LONG)
+        idle = {MessageQueue(topic, "b0", number) for number in (1, 2, 3)}
+        await until(lambda: second.queues >= idle)
+        assert not any(queue.broker == "b1" for queue in second.queues)
+    finally:
+        answer.set()
+        member.leave.set()
+        await closing
+    await until(lambda: len(second.queues) == 8)
+
+
+async def test_what_could_not_be_saved_while_a_callback_ran_is_saved_when_it_has_ended(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    member = BusyMember(consumers, topic)
+    first = await member.start()
+    refused, commit = set(), OffsetClient.commit
+
+    async def away(client, broker, commits, timeout_s=0.0):
+        if broker == "b1" and not member.leave.is_set():
+            refused.add(broker)
+            raise Internal("its disk is full")  # not asked again at once
+        return await commit(client, broker, commits)
+
+    monkeypatch.setattr(OffsetClient, "commit", away)
+    closing = asyncio.create_task(first.close())
+    await until(lambda: bool(refused))
+    member.leave.set()
+    await closing
+    assert await committed(cluster, topic) == {
+        f"{broker}/{number}": 1 + (broker == "b0" and number == 0)
+        for broker in ("b0", "b1")
+        for number in range(4)
+    }
 
 
 async def test_a_goodbye_reaches_whoever_coordinates_now(cluster, topic, consumers) -> None:
