@@ -20,6 +20,7 @@ from duemq.errors import (
 )
 from duemq.protocol.balance import MessageQueue
 from duemq.settings import ClientSettings
+from duemq_server.broker.edge.pull_requests import PullRequests
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -173,6 +174,27 @@ async def test_what_a_broker_refuses_is_raised_once(cluster, topic) -> None:
         assert await polled(reader, 1) == [b"0"]
         with pytest.raises(OffsetOutOfRange):
             await reader.commit({queue: 17})
+
+
+async def test_a_queue_whose_broker_could_not_answer_just_then_is_read_on(
+    cluster, topic, monkeypatch
+) -> None:
+    """As one that stops while it reads old messages from its disk."""
+    monkeypatch.setattr("duemq.consumer.fetching.fetcher.REFUSED_WAIT_S", 0.01)
+    queue_of, refused = PullRequests._queue_of, []
+
+    def stopping(self, group, read):
+        if not refused:
+            refused.append(read.key)
+            raise Unavailable("the broker is stopping")
+        return queue_of(self, group, read)
+
+    monkeypatch.setattr(PullRequests, "_queue_of", stopping)
+    await cluster.send(topic, [b"0"])
+    async with consumer(cluster, "g") as reader:
+        await reader.assign([MessageQueue(topic, "b0", 0)], start_from="earliest")
+        assert await polled(reader, 1) == [b"0"]
+    assert refused
 
 
 async def test_wrong_use_is_refused_by_field(cluster, topic) -> None:

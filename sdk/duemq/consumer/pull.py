@@ -209,9 +209,9 @@ class PullConsumer(AsyncClient):
     async def poll(self, timeout_s: float = 1.0, messages_max: int = 500) -> list[Message]:
         """Answers what has come, at once if there is any; an empty list after `timeout_s`.
 
-        Messages of one queue come in its order.  Raises what a broker said about a queue, once;
-        after OffsetOutOfRange, `seek` to go on with that queue.  So after TopicReplaced: the
-        queue's position is 0, that of the new topic.  Raises Closed, InvalidArgument.
+        Messages of one queue come in its order.  Raises what a broker said about a queue, once,
+        unless that passes by itself; the queue is not read on before a `seek`.  After TopicReplaced
+        its position is 0, that of the new topic.  Raises Closed, InvalidArgument.
         """
         checks.number("timeout_s", timeout_s, 0, POLL_S_MAX)
         checks.whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
@@ -358,8 +358,13 @@ class PullConsumer(AsyncClient):
         self._news.set()
 
     def refused(self, source: Source, error: DuemqError) -> None:
-        """Lets the next `poll` raise it (fetcher.Sink)."""
-        self._fetcher(source.queue.broker).remove(source)
+        """Lets the next `poll` raise what does not pass by itself (fetcher.Sink)."""
+        fetcher = self._fetcher(source.queue.broker)
+        if error.retryable:
+            log.warning("%s: %s", source.queue, error)
+            fetcher.rest(source)
+            return
+        fetcher.remove(source)
         if isinstance(error, TopicReplaced):
             source.pending.drop()  # what waits for `poll` is of a topic that is gone
         self._failed.append((source, error))
