@@ -139,6 +139,19 @@ async def test_paused_queues_are_left_out(cluster, topic) -> None:
         assert await polled(reader, 1) == [b"first"]
 
 
+async def test_of_queues_that_are_not_all_assigned_none_is_paused(cluster, topic) -> None:
+    queue, other = MessageQueue(topic, "b0", 0), MessageQueue(topic, "b9", 0)
+    await cluster.send(topic, [b"1"], broker="b0", queue_id=0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue], start_from="earliest")
+        for change in (reader.pause, reader.resume):
+            with pytest.raises(InvalidArgument) as refused:
+                change(queue, other)
+            assert refused.value.field == "queue"
+        assert await polled(reader, 1) == [b"1"]
+        assert reader._fetchers.keys() == {"b0"}  # nothing looks for a broker of that name
+
+
 async def test_a_filter_applies(cluster, topic) -> None:
     await cluster.send(topic, [b"a", b"b", b"c"], tags=["a", "b", "c"])
     async with consumer(cluster) as reader:

@@ -192,16 +192,19 @@ class PullConsumer(AsyncClient):
         return self._source(queue).pending.commit_point
 
     def pause(self, *queues: MessageQueue) -> None:
-        """`poll` leaves these queues out until `resume`."""
-        for queue in queues:
-            self._fetcher(queue.broker).remove(self._source(queue))
-            self._paused.add(queue)
+        """`poll` leaves these queues out until `resume`.
+
+        Raises InvalidArgument if one is not assigned, and pauses none.
+        """
+        for source in list(map(self._source, queues)):
+            self._fetcher(source.queue.broker).remove(source)
+            self._paused.add(source.queue)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Takes `pause` back."""
-        for queue in queues:
-            self._fetcher(queue.broker).add(self._source(queue))
-            self._paused.discard(queue)
+        """Takes `pause` back; raises as that does."""
+        for source in list(map(self._source, queues)):
+            self._fetcher(source.queue.broker).add(source)
+            self._paused.discard(source.queue)
         self._news.set()
 
     # --- reading ------------------------------------------------------------------------------
