@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import grpc.aio
 import pytest
@@ -14,6 +15,7 @@ import duemq
 from duemq.aio import Admin, PushConsumer
 from duemq.consumer.fetching import offset_client as offsets
 from duemq.consumer.fetching.offset_client import OffsetClient
+from duemq.consumer.group import group_share
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import (
     Closed,
@@ -812,6 +814,43 @@ async def test_what_could_not_be_saved_while_a_callback_ran_is_saved_when_it_has
         for broker in ("b0", "b1")
         for number in range(4)
     }
+
+
+async def test_commits_that_last_do_not_prolong_a_close_again_and_again(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    gates = [threading.Event() for _ in range(4)]
+    done: set[int] = set()
+    clock = SimpleNamespace(monotonic=lambda: clock.now_s, time=time.time, now_s=0.0)
+    monkeypatch.setattr(group_share, "time", clock)
+
+    async def receive(message) -> None:
+        await until(gates[message.queue].is_set)
+        done.add(message.queue)
+
+    settings = {"commit_interval_s": 3_600, "close_timeout_s": 3_000, "session_timeout_s": 300}
+    consumer = await consumers.start(callback=receive, settings=settings)
+    for queue_id in range(4):
+        await cluster.send(topic, [b"slow"], broker="b0", queue_id=queue_id)
+    await until(lambda: len(consumer._share._dispatcher._workers.busy()) == 4)
+    committer = consumer._share._committer
+    commit, rounds = committer.commit, []
+
+    async def slow(holdings, timeout_s=5.0):
+        ours = sorted(each.queue.queue_id for each in holdings if each.queue in busy)
+        if ours:
+            rounds.append(ours)
+        if len(ours) == 1 and (more := [gate for gate in gates if not gate.is_set()]):
+            clock.now_s += 5_000
+            more[0].set()  # another callback ends meanwhile
+            await until(lambda: gates.index(more[0]) in done)
+        return await commit(holdings, timeout_s)
+
+    monkeypatch.setattr(committer, "commit", slow)
+    busy = {MessageQueue(topic, "b0", queue_id) for queue_id in range(4)}
+    gates[0].set()
+    await consumer.close()
+    assert rounds == [[0], [1], [0, 1, 2, 3]]  # what ended before the limit, once more, and all
 
 
 async def test_a_goodbye_reaches_whoever_coordinates_now(cluster, topic, consumers) -> None:
