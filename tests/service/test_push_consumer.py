@@ -29,6 +29,7 @@ from duemq.outcomes import DeadLetter, RetryLater
 from duemq.protocol import balance
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import status
+from duemq.transport.cluster_client import Client
 from duemq.transport.loop_thread import LoopThread
 from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2
 from duemq_server.broker.edge import offset_requests as groups
@@ -915,6 +916,28 @@ async def test_without_a_nameserver_start_fails() -> None:
     for error in (Unavailable, Closed):
         with pytest.raises(error):
             await asyncio.to_thread(blocking.run)
+
+
+async def test_of_a_consumer_that_is_closed_while_it_starts_nothing_begins(
+    cluster, topic, monkeypatch
+) -> None:
+    connected, go_on, start = asyncio.Event(), asyncio.Event(), Client.start
+
+    async def slow(client) -> None:
+        await start(client)
+        connected.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(Client, "start", slow)
+    consumer = PushConsumer("billing", topic, print, nameserver=cluster.nameserver)
+    starting = asyncio.create_task(consumer.start())
+    await connected.wait()
+    await consumer.close()
+    go_on.set()
+    await starting
+    await consumer.run()  # is over
+    assert consumer._share is None
+    assert not consumer._tasks
 
 
 async def test_what_the_group_refuses_start_raises(cluster, topic, consumers) -> None:
