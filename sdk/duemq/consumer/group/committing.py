@@ -68,9 +68,7 @@ class Committer:
                 turn.over = True
         return [lost for lost in turn.lost if lost[0] in holdings]
 
-    async def _send(
-        self, broker: str, holdings: Iterable[Holding], timeout_s: float
-    ) -> list[Lost]:
+    async def _send(self, broker: str, holdings: Iterable[Holding], timeout_s: float) -> list[Lost]:
         commits = _changed(holdings)
         if not commits:
             return []

@@ -22,7 +22,9 @@ class Brokers:
         self.away = False
         self.gate = asyncio.Event()
 
-    async def commit(self, broker: str, commits, timeout_s: float) -> dict[MessageQueue, DuemqError]:
+    async def commit(
+        self, broker: str, commits, timeout_s: float
+    ) -> dict[MessageQueue, DuemqError]:
         said: list[Commit] = list(commits)
         self.requests.append([(each.queue.queue_id, each.offset) for each in said])
         await self.gate.wait()
