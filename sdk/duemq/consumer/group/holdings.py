@@ -8,8 +8,8 @@ A queue's life here (HoldingState):
     ACTIVE ──its position means nothing any more──► ACQUIRING
 
 A queue that is assigned again while it is RELEASING is acquired anew once it is gone; not after
-`close`, which has all of them RELEASING.  Queues that stay assigned are never touched.  Owner and only caller: GroupShare on the event loop, which
-carries out each `Step`.
+`close`, which has all of them RELEASING.  Queues that stay assigned are never touched.  Owner and
+only caller: GroupShare on the event loop, which carries out each `Step`.
 """
 
 from __future__ import annotations
