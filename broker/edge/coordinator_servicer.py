@@ -147,7 +147,7 @@ class CoordinatorServicer:
                 for task in others:
                     task.cancel()
         finally:
-            if self._sessions.get(key) is session and not session.leaving:
+            if self._sessions.get(key) is session and not session.said_goodbye:
                 del self._sessions[key]
             self._telling.drop(session)
 
@@ -198,7 +198,7 @@ class CoordinatorServicer:
                 let_go = partial(self._let_go, key, session, event.released)
                 await self._rebalancer.done(let_go, key[0])
             elif kind == "leave":
-                session.leaving = True
+                session.said_goodbye = True
                 await self._rebalancer.done_for_sure(lambda _: self._quit(key, session), key[0])
                 return
             else:

@@ -7,6 +7,8 @@ Words.  The *target* of a group says which member shall have which queue (alloca
 *holdings* say who has been given which queue and has not released it.  The *generation* counts the
 changes of target or members and never goes back.
 
+A member that is *leaving* is no queue's target, and holds what it has until it releases it.
+
     a queue      free ──granted to its target──► held ──released, or the holder's death──► free
 
 Rules that hold in every history (tests/property/test_coordinator.py):

@@ -98,13 +98,13 @@ def _retarget(group: Group, queues: TopicQueues, mark: int, now_ms: int) -> Piec
         if not member.leaving
     }
     made_of = group.strategy, queues, topics
-    if made_of == group.made_of and not group.outdated:
+    names = group.member_ids()  # also of those that leave, which have no part in `topics`
+    if made_of == group.made_of and names == group.names and not group.outdated:
         return
     remembers = group.strategy not in WITHOUT_MEMORY
     current = (yield from group.current()) if remembers else NOBODY
     strategy = strategy_named(group.strategy)
     target = yield from allocating(strategy, queues, topics, current)
-    names = group.member_ids()
     if target != group.target or names != group.names or group.outdated:
         group.target, group.names = target, names
         group.allocated = target

@@ -107,6 +107,8 @@ class MemberDescription:
     session_timeout_ms: int
     incarnation: int = 0
     """Of a static member; 0: not static."""
+    leaving: bool = False
+    """It closes: it gets no queues, and keeps those whose callbacks still run."""
 
 
 @dataclass(frozen=True, slots=True)

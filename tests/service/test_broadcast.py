@@ -329,6 +329,34 @@ async def test_one_process_a_member(cluster, topic, members) -> None:
     await members.start()
 
 
+async def test_who_has_left_does_not_write_over_what_the_next_one_keeps(
+    cluster, topic, members
+) -> None:
+    """When a callback ends that its close had not waited for."""
+    entered, leave = threading.Event(), threading.Event()
+    await cluster.send(topic, [b"slow"], queue_id=0)
+
+    def receive(message) -> None:
+        entered.set()
+        leave.wait(60)
+
+    first = await members.start("one", receive, settings={"close_timeout_s": 0.01})
+    await until(entered.is_set)
+    share = first._share
+    await share.close()
+    await share.leave()
+    await cluster.send(topic, [b"more"], queue_id=1)
+    next_one = await members.start("one")
+    await until(lambda: set(members.received["one"]) == {b"slow", b"more"})
+    await next_one.close()
+    kept = members.kept()
+    leave.set()
+    slow = share._sources[MessageQueue(topic, "b0", 0)]
+    await until(lambda: slow.pending.commit_point == 1)
+    await share._save()  # as it does every `commit_interval_s`
+    assert members.kept() == kept
+
+
 @pytest.mark.parametrize("content", [b"{", b"[1, 2]"])
 async def test_a_damaged_file_stops_the_start_and_stays(cluster, members, content) -> None:
     members.file().parent.mkdir(parents=True)

@@ -528,7 +528,7 @@ async def test_a_goodbye_counts_though_its_stream_ends_while_a_rebalance_is_unde
     servicer._rebalancer.post(lambda slices: done.wait())
     await until(lambda: not servicer._rebalancer._waiting)
     leaves.set()
-    await until(lambda: servicer._sessions[GROUP, "m1"].leaving)
+    await until(lambda: servicer._sessions[GROUP, "m1"].said_goodbye)
     joined.cancel()
     await asyncio.wait([joined])
     if comes_back:

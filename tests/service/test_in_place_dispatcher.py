@@ -97,12 +97,18 @@ class Settler:
         self.taken: list[tuple[int, str, int]] = []
         self.refuse = 0
         self.refused = lambda: None
+        self.asked = 0
+        self.gate = asyncio.Event()
+        """Not set: who asks waits."""
+        self.gate.set()
 
     async def send_back(
         self, source: Source, message: Message, outcome: Outcome, deliveries: int
     ) -> bool:
         assert outcome.dead_letter
+        self.asked += 1
         await asyncio.sleep(0)
+        await self.gate.wait()
         if self.refuse:
             self.refuse -= 1
             self.refused()
@@ -337,6 +343,29 @@ async def test_of_a_dropped_queue_nothing_more_starts(asynchronous: bool) -> Non
         await quiet
         assert queue.pending.commit_point == 1  # the last result counts
     assert journal.offsets == [0]
+
+
+@either
+async def test_a_dropped_queue_is_not_quiet_while_a_dead_letter_is_on_its_way(
+    asynchronous: bool,
+) -> None:
+    """Whenever that is asked: a release asks again and again, until all has ended."""
+    journal, queue = Journal(), source()
+    gate = journal.hold(1)
+    journal.fail[0] = [DeadLetter("never")]
+    async with consuming("key", journal.callback(asynchronous)) as consumption:
+        consumption.settler.gate.clear()
+        consumption.give(queue, "a", "b")
+        await until(lambda: consumption.settler.asked == 1 and len(journal.calls) == 2)
+        queue.pending.drop()
+        gate.set()
+        await until(lambda: not consumption.dispatcher._workers.busy())
+        quiet = asyncio.create_task(consumption.dispatcher.quiet(queue))
+        await asyncio.sleep(0.01)
+        assert not quiet.done()
+        consumption.settler.gate.set()
+        await quiet
+        assert queue.pending.commit_point == 2
 
 
 @either

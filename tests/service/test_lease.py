@@ -12,7 +12,7 @@ from duemq.consumer.fetching.subscription import ALL
 from duemq.consumer.group.membership import Membership
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.route import Broker, RouteCache, Update
-from duemq.v1 import group_pb2
+from duemq.v1 import group_pb2, message_pb2
 from tests.service.playing import play
 from tests.service.running_cluster import until
 
@@ -40,6 +40,30 @@ class PlayedCoordinator:
             assignment.queues.add(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id)
         yield group_pb2.CoordinatorEvent(assignment=assignment)
         await self.break_stream.wait()
+
+
+class HearingCoordinator(PlayedCoordinator):
+    """Notes heartbeats, too, and acknowledges them when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heartbeats: list[group_pb2.Heartbeat] = []
+        self.acknowledging = asyncio.Semaphore(0)
+
+    async def Join(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[group_pb2.CoordinatorEvent]:
+        self.hellos.append((await anext(aiter(requests))).hello)
+        yield group_pb2.CoordinatorEvent(
+            assignment=group_pb2.Assignment(
+                generation=1,
+                queues=[message_pb2.QueueRef(topic=q.topic, queue_id=q.queue_id) for q in QUEUES],
+            )
+        )
+        async for event in requests:
+            self.heartbeats.append(event.heartbeat)
+            await self.acknowledging.acquire()
+            yield group_pb2.CoordinatorEvent(heartbeat_ack=group_pb2.HeartbeatAck())
 
 
 class PlayedClient:
@@ -104,8 +128,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene():
-    server, coordinator = grpc.aio.server(), PlayedCoordinator()
+async def scene(coordinator: PlayedCoordinator | None = None):
+    server, coordinator = grpc.aio.server(), coordinator or PlayedCoordinator()
     play(coordinator, server, group_pb2.DESCRIPTOR)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -171,3 +195,16 @@ async def test_the_answer_to_a_hello_renews_from_when_it_was_sent(late_s: float)
         played.coordinator.gate.set()
         await until(lambda: played.lease.until_s == sent_s + SESSION_S)
         assert played.lease.over == (late_s > 0)
+
+
+async def test_a_heartbeat_between_two_others_renews_from_when_it_was_sent() -> None:
+    """That of a member that begins to leave."""
+    coordinator = HearingCoordinator()
+    async with scene(coordinator) as played:
+        await until(lambda: len(coordinator.heartbeats) == 1)
+        played.now_s += 1
+        await played.membership.retire()
+        for _ in range(2):
+            coordinator.acknowledging.release()
+        await until(lambda: played.lease.until_s == played.now_s + SESSION_S)
+        assert [each.leaving for each in coordinator.heartbeats] == [False, True]

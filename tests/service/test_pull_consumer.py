@@ -20,6 +20,7 @@ from duemq.errors import (
 )
 from duemq.protocol.balance import MessageQueue
 from duemq.settings import ClientSettings
+from duemq_server.broker.edge.pull_requests import PullRequests
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -138,6 +139,19 @@ async def test_paused_queues_are_left_out(cluster, topic) -> None:
         assert await polled(reader, 1) == [b"first"]
 
 
+async def test_of_queues_that_are_not_all_assigned_none_is_paused(cluster, topic) -> None:
+    queue, other = MessageQueue(topic, "b0", 0), MessageQueue(topic, "b9", 0)
+    await cluster.send(topic, [b"1"], broker="b0", queue_id=0)
+    async with consumer(cluster) as reader:
+        await reader.assign([queue], start_from="earliest")
+        for change in (reader.pause, reader.resume):
+            with pytest.raises(InvalidArgument) as refused:
+                change(queue, other)
+            assert refused.value.field == "queue"
+        assert await polled(reader, 1) == [b"1"]
+        assert reader._fetchers.keys() == {"b0"}  # nothing looks for a broker of that name
+
+
 async def test_a_filter_applies(cluster, topic) -> None:
     await cluster.send(topic, [b"a", b"b", b"c"], tags=["a", "b", "c"])
     async with consumer(cluster) as reader:
@@ -173,6 +187,27 @@ async def test_what_a_broker_refuses_is_raised_once(cluster, topic) -> None:
         assert await polled(reader, 1) == [b"0"]
         with pytest.raises(OffsetOutOfRange):
             await reader.commit({queue: 17})
+
+
+async def test_a_queue_whose_broker_could_not_answer_just_then_is_read_on(
+    cluster, topic, monkeypatch
+) -> None:
+    """As one that stops while it reads old messages from its disk."""
+    monkeypatch.setattr("duemq.consumer.fetching.fetcher.REFUSED_WAIT_S", 0.01)
+    queue_of, refused = PullRequests._queue_of, []
+
+    def stopping(self, group, read):
+        if not refused:
+            refused.append(read.key)
+            raise Unavailable("the broker is stopping")
+        return queue_of(self, group, read)
+
+    monkeypatch.setattr(PullRequests, "_queue_of", stopping)
+    await cluster.send(topic, [b"0"])
+    async with consumer(cluster, "g") as reader:
+        await reader.assign([MessageQueue(topic, "b0", 0)], start_from="earliest")
+        assert await polled(reader, 1) == [b"0"]
+    assert refused
 
 
 async def test_wrong_use_is_refused_by_field(cluster, topic) -> None:

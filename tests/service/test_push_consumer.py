@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import grpc.aio
 import pytest
@@ -14,12 +15,21 @@ import duemq
 from duemq.aio import Admin, PushConsumer
 from duemq.consumer.fetching import offset_client as offsets
 from duemq.consumer.fetching.offset_client import OffsetClient
+from duemq.consumer.group import group_share
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import Closed, FencedMember, InvalidArgument, ReadOnly, Unavailable
+from duemq.errors import (
+    Closed,
+    FencedMember,
+    Internal,
+    InvalidArgument,
+    ReadOnly,
+    Unavailable,
+)
 from duemq.outcomes import DeadLetter, RetryLater
 from duemq.protocol import balance
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import status
+from duemq.transport.cluster_client import Client
 from duemq.transport.loop_thread import LoopThread
 from duemq.v1 import admin_pb2, broker_pb2, group_pb2, message_pb2
 from duemq_server.broker.edge import offset_requests as groups
@@ -365,7 +375,8 @@ async def test_a_retry_comes_with_its_story_and_its_own_topic(cluster, topic, co
         if message.body == b"two" and message.deliveries < 2:
             raise ValueError(f"not yet {message.deliveries}")
 
-    consumer = await consumers.start(callback=receive, settings={"commit_interval_s": 0.05})
+    one_by_one = {"commit_interval_s": 0.05, "threads": 1}
+    consumer = await consumers.start(callback=receive, settings=one_by_one)
     for expected in (3, 4):
         await fired_until(cluster, lambda n=expected: len(received) == n)
     assert [(body, topic_, attempt) for body, topic_, attempt, _ in received] == [
@@ -727,6 +738,122 @@ async def test_a_close_that_waits_for_a_callback_gives_the_idle_queues_away_mean
     assert Counter(consumers.received["b"]) == Counter(sent)
 
 
+class BusyMember:
+    """A member with one message of each queue done and not committed, and busy with one of b0/0."""
+
+    def __init__(self, consumers: Consumers, topic: str) -> None:
+        self.busy = MessageQueue(topic, "b0", 0)
+        self.leave = threading.Event()
+        self.done: list[bytes] = []
+        self._consumers = consumers
+        self._topic = topic
+        self._entered = threading.Event()
+
+    def _receive(self, message) -> None:
+        if message.body == b"slow":
+            self._entered.set()
+            self.leave.wait(60)
+        self.done.append(message.body)
+
+    async def start(self) -> PushConsumer:
+        cluster = self._consumers.cluster
+        settings = {**LONG, "commit_interval_s": 3_600, "close_timeout_s": 300}
+        sent = await fill(cluster, self._topic, 1)
+        consumer = await self._consumers.start("busy", self._receive, settings=settings)
+        await until(lambda: len(self.done) == len(sent))
+        await cluster.send(self._topic, [b"slow"], broker="b0", queue_id=0)
+        await until(self._entered.is_set)
+        return consumer
+
+
+async def test_a_broker_that_is_away_keeps_no_queues_of_others_from_being_given_away(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    member = BusyMember(consumers, topic)
+    first = await member.start()
+    answer, commit = asyncio.Event(), OffsetClient.commit
+
+    async def slow(client, broker, commits, timeout_s=0.0):
+        if broker == "b1" and client is first._share._offsets:
+            await answer.wait()
+        return await commit(client, broker, commits)
+
+    monkeypatch.setattr(OffsetClient, "commit", slow)
+    closing = asyncio.create_task(first.close())
+    try:
+        second = await consumers.start("b", settings=LONG)
+        idle = {MessageQueue(topic, "b0", number) for number in (1, 2, 3)}
+        await until(lambda: second.queues >= idle)
+        assert not any(queue.broker == "b1" for queue in second.queues)
+    finally:
+        answer.set()
+        member.leave.set()
+        await closing
+    await until(lambda: len(second.queues) == 8)
+
+
+async def test_what_could_not_be_saved_while_a_callback_ran_is_saved_when_it_has_ended(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    member = BusyMember(consumers, topic)
+    first = await member.start()
+    refused, commit = set(), OffsetClient.commit
+
+    async def away(client, broker, commits, timeout_s=0.0):
+        if broker == "b1" and not member.leave.is_set():
+            refused.add(broker)
+            raise Internal("its disk is full")  # not asked again at once
+        return await commit(client, broker, commits)
+
+    monkeypatch.setattr(OffsetClient, "commit", away)
+    closing = asyncio.create_task(first.close())
+    await until(lambda: bool(refused))
+    member.leave.set()
+    await closing
+    assert await committed(cluster, topic) == {
+        f"{broker}/{number}": 1 + (broker == "b0" and number == 0)
+        for broker in ("b0", "b1")
+        for number in range(4)
+    }
+
+
+async def test_commits_that_last_do_not_prolong_a_close_again_and_again(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    gates = [threading.Event() for _ in range(4)]
+    done: set[int] = set()
+    clock = SimpleNamespace(monotonic=lambda: clock.now_s, time=time.time, now_s=0.0)
+    monkeypatch.setattr(group_share, "time", clock)
+
+    async def receive(message) -> None:
+        await until(gates[message.queue].is_set)
+        done.add(message.queue)
+
+    settings = {"commit_interval_s": 3_600, "close_timeout_s": 3_000, "session_timeout_s": 300}
+    consumer = await consumers.start(callback=receive, settings=settings)
+    for queue_id in range(4):
+        await cluster.send(topic, [b"slow"], broker="b0", queue_id=queue_id)
+    await until(lambda: len(consumer._share._dispatcher._workers.busy()) == 4)
+    committer = consumer._share._committer
+    commit, rounds = committer.commit, []
+
+    async def slow(holdings, timeout_s=5.0):
+        ours = sorted(each.queue.queue_id for each in holdings if each.queue in busy)
+        if ours:
+            rounds.append(ours)
+        if len(ours) == 1 and (more := [gate for gate in gates if not gate.is_set()]):
+            clock.now_s += 5_000
+            more[0].set()  # another callback ends meanwhile
+            await until(lambda: gates.index(more[0]) in done)
+        return await commit(holdings, timeout_s)
+
+    monkeypatch.setattr(committer, "commit", slow)
+    busy = {MessageQueue(topic, "b0", queue_id) for queue_id in range(4)}
+    gates[0].set()
+    await consumer.close()
+    assert rounds == [[0], [1], [0, 1, 2, 3]]  # what ended before the limit, once more, and all
+
+
 async def test_a_goodbye_reaches_whoever_coordinates_now(cluster, topic, consumers) -> None:
     first = await consumers.start("a", settings=LONG)
     second = await consumers.start("b", settings=LONG)
@@ -789,6 +916,28 @@ async def test_without_a_nameserver_start_fails() -> None:
     for error in (Unavailable, Closed):
         with pytest.raises(error):
             await asyncio.to_thread(blocking.run)
+
+
+async def test_of_a_consumer_that_is_closed_while_it_starts_nothing_begins(
+    cluster, topic, monkeypatch
+) -> None:
+    connected, go_on, start = asyncio.Event(), asyncio.Event(), Client.start
+
+    async def slow(client) -> None:
+        await start(client)
+        connected.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(Client, "start", slow)
+    consumer = PushConsumer("billing", topic, print, nameserver=cluster.nameserver)
+    starting = asyncio.create_task(consumer.start())
+    await connected.wait()
+    await consumer.close()
+    go_on.set()
+    await starting
+    await consumer.run()  # is over
+    assert consumer._share is None
+    assert not consumer._tasks
 
 
 async def test_what_the_group_refuses_start_raises(cluster, topic, consumers) -> None:

@@ -140,6 +140,7 @@ async def description(group: Group) -> group_pb2.GroupDescription:
             last_heartbeat_ms=member.last_heard_ms,
             session_timeout_ms=member.session_timeout_ms,
             incarnation=member.incarnation,
+            leaving=member.leaving,
         )
         for part in parts(held.get(member.member_id, ()), EVENT_QUEUES_AT_ONCE):
             described.queues.extend(

@@ -21,8 +21,8 @@ class Session:
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.leaving = False
-        """It said goodbye, which counts also if the stream ends before its turn comes."""
+        self.said_goodbye = False
+        """Which counts also if the stream ends before its turn comes."""
         self.overrun = False
         """It does not read: what it says does not count any more, so that others get its queues."""
         self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(

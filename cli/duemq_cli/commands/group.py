@@ -90,8 +90,8 @@ def show(session: Session, /, name: str) -> Exit:
     strategy, lag, lag_ms, in_flight, consumed_per_s, sent_back, retries_waiting, dead_letters,
     dead_letters_kept, retries_max, retry_delays_ms, retry_exponential, without_settings,
     waits_until_ms), a `member` each (member, client, topics, queues, last_heartbeat_ms,
-    session_timeout_ms, incarnation), a `queue` each (topic, broker, queue, member, generation,
-    offset, min_offset, max_offset, lag, lag_ms, in_flight, settled, consumed_per_s,
+    session_timeout_ms, incarnation, leaving), a `queue` each (topic, broker, queue, member,
+    generation, offset, min_offset, max_offset, lag, lag_ms, in_flight, settled, consumed_per_s,
     last_commit_ms); and {missing_brokers}, [{broker, error}].
     """
     with session.admin() as admin:
@@ -145,6 +145,7 @@ def _member_row(name: str, member: MemberDescription) -> dict[str, Any]:
         "last_heartbeat_ms": member.last_heartbeat_ms,
         "session_timeout_ms": member.session_timeout_ms,
         "incarnation": member.incarnation or None,
+        "leaving": member.leaving,
     }
 
 
@@ -192,13 +193,14 @@ def _print(session: Session, found: GroupDescription) -> None:
         brokers = ", ".join(found.without_settings)
         say(f"  not at {brokers}, which came later: `duemq group update {found.name}`")
     for member in found.members:
-        static = "  static" if member.incarnation else ""
+        state = "  static" if member.incarnation else ""
+        state += "  leaving" if member.leaving else ""
         topics = ", ".join(
             f"{topic} ({text})" if text not in ("", "*") else topic
             for topic, text in member.topics.items()
             if not is_retry(topic)  # which every member reads
         )
-        say(f"  {member.member_id}  {member.client}{static}  {topics}")
+        say(f"  {member.member_id}  {member.client}{state}  {topics}")
     now_ms = time.time_ns() // 1_000_000
     rows = (
         {

@@ -445,6 +445,7 @@ def _member(member: group_pb2.MemberDescription) -> MemberDescription:
         member.last_heartbeat_ms,
         member.session_timeout_ms,
         member.incarnation,
+        member.leaving,
     )
 
 

@@ -192,16 +192,19 @@ class PullConsumer(AsyncClient):
         return self._source(queue).pending.commit_point
 
     def pause(self, *queues: MessageQueue) -> None:
-        """`poll` leaves these queues out until `resume`."""
-        for queue in queues:
-            self._fetcher(queue.broker).remove(self._source(queue))
-            self._paused.add(queue)
+        """`poll` leaves these queues out until `resume`.
+
+        Raises InvalidArgument if one is not assigned, and pauses none.
+        """
+        for source in list(map(self._source, queues)):
+            self._fetcher(source.queue.broker).remove(source)
+            self._paused.add(source.queue)
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Takes `pause` back."""
-        for queue in queues:
-            self._fetcher(queue.broker).add(self._source(queue))
-            self._paused.discard(queue)
+        """Takes `pause` back; raises as that does."""
+        for source in list(map(self._source, queues)):
+            self._fetcher(source.queue.broker).add(source)
+            self._paused.discard(source.queue)
         self._news.set()
 
     # --- reading ------------------------------------------------------------------------------
@@ -209,9 +212,9 @@ class PullConsumer(AsyncClient):
     async def poll(self, timeout_s: float = 1.0, messages_max: int = 500) -> list[Message]:
         """Answers what has come, at once if there is any; an empty list after `timeout_s`.
 
-        Messages of one queue come in its order.  Raises what a broker said about a queue, once;
-        after OffsetOutOfRange, `seek` to go on with that queue.  So after TopicReplaced: the
-        queue's position is 0, that of the new topic.  Raises Closed, InvalidArgument.
+        Messages of one queue come in its order.  Raises what a broker said about a queue, once,
+        unless that passes by itself; the queue is not read on before a `seek`.  After TopicReplaced
+        its position is 0, that of the new topic.  Raises Closed, InvalidArgument.
         """
         checks.number("timeout_s", timeout_s, 0, POLL_S_MAX)
         checks.whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
@@ -358,8 +361,13 @@ class PullConsumer(AsyncClient):
         self._news.set()
 
     def refused(self, source: Source, error: DuemqError) -> None:
-        """Lets the next `poll` raise it (fetcher.Sink)."""
-        self._fetcher(source.queue.broker).remove(source)
+        """Lets the next `poll` raise what does not pass by itself (fetcher.Sink)."""
+        fetcher = self._fetcher(source.queue.broker)
+        if error.retryable:
+            log.warning("%s: %s", source.queue, error)
+            fetcher.rest(source)
+            return
+        fetcher.remove(source)
         if isinstance(error, TopicReplaced):
             source.pending.drop()  # what waits for `poll` is of a topic that is gone
         self._failed.append((source, error))

@@ -138,6 +138,8 @@ class PushConsumer(AsyncClient):
             await self._client.start()
             if self._broadcast:  # there is no group that would refuse them
                 await check_filters(self._client, self.group, self._filters)
+            if self._closing is not None:
+                return  # nobody would end what begins now
             share = self._share = self._new_share()
             share.start()
             self._member = self._spawn(self._stay_member(share, ended))

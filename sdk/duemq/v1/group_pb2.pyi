@@ -148,7 +148,7 @@ class DescribeGroupRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ...) -> None: ...
 
 class MemberDescription(_message.Message):
-    __slots__ = ("member_id", "client", "subscriptions", "queues", "last_heartbeat_ms", "session_timeout_ms", "incarnation")
+    __slots__ = ("member_id", "client", "subscriptions", "queues", "last_heartbeat_ms", "session_timeout_ms", "incarnation", "leaving")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class MemberDescription(_message.Message):
     LAST_HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     client: str
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
@@ -163,7 +164,8 @@ class MemberDescription(_message.Message):
     last_heartbeat_ms: int
     session_timeout_ms: int
     incarnation: int
-    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., last_heartbeat_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, member_id: _Optional[str] = ..., client: _Optional[str] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., last_heartbeat_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., incarnation: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class GroupDescription(_message.Message):
     __slots__ = ("group", "coordinator", "generation", "strategy", "members", "waits_until_ms")

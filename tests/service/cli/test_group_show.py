@@ -1,11 +1,14 @@
-"""`duemq group show`, and a consumer, say why nothing comes when queues wait for former members."""
+"""`duemq group show`, and a consumer, say why queues wait: for who was there, or who is leaving."""
 
+import asyncio
 import logging
+import threading
 from pathlib import Path
 
 import pytest
 
 from duemq.aio import PushConsumer
+from duemq.consumer.settings import ConsumerSettings
 from duemq.protocol import balance
 from duemq.transport import channel
 from duemq.v1 import group_pb2, group_pb2_grpc
@@ -57,3 +60,35 @@ async def test_who_waits_for_members_of_before_is_told(
         finally:
             call.cancel()
             await connection.close()
+
+
+async def test_who_closes_and_waits_for_a_callback_is_told(tmp_path: Path) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def receive(message: object) -> None:
+        entered.set()
+        leave.wait(60)
+
+    async with running_cluster(tmp_path, "b0") as cluster:
+        await cluster.create_topic(TOPIC, queues=2)
+        await cluster.send(TOPIC, [b"slow"], broker="b0", queue_id=0)
+        settings = ConsumerSettings(start_from="earliest", close_timeout_s=300)
+        consumer = PushConsumer(
+            GROUP, TOPIC, receive, nameserver=cluster.nameserver, settings=settings
+        )
+        await consumer.start()
+        await until(entered.is_set)
+        closing = asyncio.create_task(consumer.close())
+        try:
+
+            async def only_the_busy_queue_is_its_own() -> bool:
+                said = rows(await run(cluster.nameserver, "group", "show", GROUP, "--json"))
+                [member] = [row for row in said if row["kind"] == "member"]
+                busy = {"topic": TOPIC, "broker": "b0", "queue": 0}
+                return member["leaving"] and member["queues"] == [busy]
+
+            await until(only_the_busy_queue_is_its_own)
+            assert "  leaving" in (await run(cluster.nameserver, "group", "show", GROUP)).stdout
+        finally:
+            leave.set()
+            await closing

@@ -292,6 +292,8 @@ class BroadcastShare:
 
     async def _save(self) -> None:
         async with self._saving:
+            if self._left:
+                return  # the file may be another process's by now
             offsets = self._offsets | {
                 queue: source.pending.commit_point for queue, source in self._sources.items()
             }

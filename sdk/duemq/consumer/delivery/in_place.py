@@ -21,7 +21,7 @@ Owned by the consumer's event loop.
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
@@ -85,6 +85,7 @@ class InPlaceDispatcher:
         self._workers: Pool[OrderedRun] = pool(caller, settings.threads, self._ended)
         # By queue, the oldest first: only that one runs.
         self._flows: defaultdict[MessageQueue, list[Flow]] = defaultdict(list)
+        self._sending: Counter[Flow] = Counter()  # dead letters on their way
         self._callback_s = RUN_S  # mean time of a callback, geometric; at first: one a run
         self._watch: asyncio.TimerHandle | None = None
         self._said_over = False
@@ -121,9 +122,9 @@ class InPlaceDispatcher:
 
     async def quiet(self, source: Source) -> None:
         """Returns when no callback and no send-back of a dropped queue is under way."""
-        flows = self._flows.get(source.queue, ())
+        flows = (*self._flows.get(source.queue, ()), *self._sending)
         flow = next((each for each in flows if each.source is source), None)
-        while flow is not None and (flow.busy or flow.sending):
+        while flow is not None and (flow.busy or self._sending[flow]):
             flow.quiet.clear()
             await flow.quiet.wait()
 
@@ -288,7 +289,7 @@ class InPlaceDispatcher:
         self, flow: Flow, entries: Sequence[LaneEntry[Message]], outcome: Outcome
     ) -> set[LaneEntry[Message]]:
         """Answers what the broker has taken."""
-        flow.sending += 1
+        self._sending[flow] += 1
         try:
             taken = await asyncio.gather(
                 *(
@@ -299,7 +300,9 @@ class InPlaceDispatcher:
                 )
             )
         finally:
-            flow.sending -= 1
+            self._sending[flow] -= 1
+            if not self._sending[flow]:
+                del self._sending[flow]
             flow.quiet.set()
         return {entry for entry, is_taken in zip(entries, taken, strict=True) if is_taken}
 

@@ -50,15 +50,13 @@ class OrderedRun:
 class Flow:
     """A queue for as long as it is ours without a break."""
 
-    __slots__ = ("lanes", "quiet", "runs", "sending", "source", "timer", "wake_ms")
+    __slots__ = ("lanes", "quiet", "runs", "source", "timer", "wake_ms")
 
     def __init__(self, source: Source, lanes: OrderLanes[Message]) -> None:
         self.source = source
         self.lanes = lanes
         self.runs: set[OrderedRun] = set()
         """With the workers, or on the way there."""
-        self.sending = 0
-        """Dead letters on their way."""
         self.timer: asyncio.TimerHandle | None = None
         self.wake_ms: int | None = None
         """What the timer is set to."""

@@ -17,16 +17,27 @@ log = logging.getLogger(__name__)
 Lost = tuple[Holding, FencedMember | TopicReplaced]
 
 
+class _Turn:
+    """What goes to a broker together."""
+
+    def __init__(self) -> None:
+        self.holdings: dict[Holding, None] = {}
+        self.over = False
+        self.lost: list[Lost] = []
+
+
 class Committer:
     """Tells brokers how far queues are.
 
-    One request a broker at a time, so that no commit is overtaken by an older one.
+    One request a broker at a time, so that no commit is overtaken by an older one.  What is asked
+    for meanwhile goes together in the next one: a broker that is away is waited for twice at most.
     """
 
     def __init__(self, offsets: OffsetClient, group: str) -> None:
         self._offsets = offsets
         self._group = group
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by broker
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by broker
+        self._next: dict[str, _Turn] = {}  # by broker: who joins waits for the lock
 
     async def commit(
         self, holdings: Iterable[Holding], timeout_s: float = REQUEST_TIMEOUT_S
@@ -47,19 +58,29 @@ class Committer:
     async def _commit_at(
         self, broker: str, holdings: list[Holding], timeout_s: float
     ) -> list[Lost]:
-        async with self._turns[broker]:
-            commits = _changed(holdings)
-            if not commits:
-                return []
+        turn = self._next.setdefault(broker, _Turn())
+        turn.holdings.update(dict.fromkeys(holdings))
+        async with self._locks[broker]:
+            if not turn.over:  # nobody who joined has had the lock
+                if self._next.get(broker) is turn:
+                    del self._next[broker]
+                turn.lost = await self._send(broker, turn.holdings, timeout_s)
+                turn.over = True
+        return [lost for lost in turn.lost if lost[0] in holdings]
 
-            async def attempt(left_s: float) -> dict[MessageQueue, DuemqError]:
-                return await self._offsets.commit(broker, commits.values(), left_s)
+    async def _send(self, broker: str, holdings: Iterable[Holding], timeout_s: float) -> list[Lost]:
+        commits = _changed(holdings)
+        if not commits:
+            return []
 
-            try:
-                refused = await retrying.until(monotonic() + timeout_s, attempt)
-            except DuemqError as error:
-                log.warning("group %s: offsets at %s not saved: %s", self._group, broker, error)
-                return []
+        async def attempt(left_s: float) -> dict[MessageQueue, DuemqError]:
+            return await self._offsets.commit(broker, commits.values(), left_s)
+
+        try:
+            refused = await retrying.until(monotonic() + timeout_s, attempt)
+        except DuemqError as error:
+            log.warning("group %s: offsets at %s not saved: %s", self._group, broker, error)
+            return []
         return self._judge(commits, refused)
 
     def _judge(

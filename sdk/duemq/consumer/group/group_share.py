@@ -11,6 +11,7 @@ Everything happens in one event loop; only callbacks may run in threads.
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
@@ -169,9 +170,15 @@ class GroupShare:
         soon_s = min(limit_s, RETIRE_AFTER_S)
         if not await self._quiet(holdings, soon_s):
             self._spawn(self._membership.retire())
-            busy = await self._give_up(holdings, limit_s - soon_s)
-            self._hanging = bool(busy)
-        await self._committer.commit(self._holdings.all)
+            brokers: defaultdict[str, list[Holding]] = defaultdict(list)
+            for holding in holdings:
+                brokers[holding.queue.broker].append(holding)
+            # Broker by broker: one that is away holds up nobody's queues but its own.
+            giving = (self._give_up(each, limit_s - soon_s) for each in brokers.values())
+            self._hanging = any(await asyncio.gather(*giving))
+            if self._hanging:
+                self._warn_of_callbacks(limit_s)
+        await self._committer.commit(holdings)  # once more what no broker has saved
         self._holdings.drop_all()
 
     async def leave(self) -> None:
@@ -272,30 +279,37 @@ class GroupShare:
         for holding in holdings:
             self._stop(holding)
         limit_s = self._settings.release_timeout_s
-        busy = await self._give_up(holdings, max(limit_s, WARN_S) if self._in_order else limit_s)
-        while busy and self._in_order:
-            busy = await self._give_up(busy, max(limit_s, WARN_S))
-        if busy:  # the new owner may get the messages that are being processed here
-            await self._given_up(busy)
+        if self._in_order:
+            limit_s = max(limit_s, WARN_S)
+        while busy := await self._give_up(holdings, limit_s):
+            self._warn_of_callbacks(limit_s)
+            if not self._in_order:
+                # The new owner may get the messages that are being processed here.
+                await self._given_up(busy)
+                break
+            holdings = busy
 
     async def _give_up(self, holdings: list[Holding], limit_s: float) -> list[Holding]:
-        """Gives up each as its callbacks end; answers, with a warning, where some still run."""
+        """Gives up each as its callbacks end; answers where some still run."""
         deadline = time.monotonic() + limit_s
         ending = {asyncio.create_task(self._ended(each)): each for each in holdings}
         try:
-            while ending:
-                left_s = max(0.0, deadline - time.monotonic())
+            late = False
+            while ending and not late:
+                left_s = deadline - time.monotonic()
+                late = left_s <= 0  # one look more: it may be a commit that lasted
                 ended, _ = await asyncio.wait(
-                    ending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                    ending, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
                 )
-                if not ended:
-                    log.warning("group %s: a callback still runs after %g s", self._group, limit_s)
-                    break
-                await self._given_up([ending.pop(each) for each in ended])
+                if ended:
+                    await self._given_up([ending.pop(each) for each in ended])
         finally:
             for task in ending:
                 task.cancel()
         return list(ending.values())
+
+    def _warn_of_callbacks(self, after_s: float) -> None:
+        log.warning("group %s: a callback still runs after %g s", self._group, after_s)
 
     async def _given_up(self, holdings: list[Holding]) -> None:
         self._lose(await self._committer.commit(holdings))

@@ -7,9 +7,9 @@ A queue's life here (HoldingState):
     any ──fenced: another member has it, or the session is over──► gone
     ACTIVE ──its position means nothing any more──► ACQUIRING
 
-A queue that is assigned again while it is RELEASING is acquired anew once it is gone.  Queues
-that stay assigned are never touched.  Owner and only caller: GroupShare on the event loop, which
-carries out each `Step`.
+A queue that is assigned again while it is RELEASING is acquired anew once it is gone; not after
+`close`, which has all of them RELEASING.  Queues that stay assigned are never touched.  Owner and
+only caller: GroupShare on the event loop, which carries out each `Step`.
 """
 
 from __future__ import annotations

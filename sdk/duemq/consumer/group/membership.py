@@ -119,7 +119,7 @@ class Membership:
         """
         standing = self._standing
         backoff = Backoff()
-        while not standing.leaving:
+        while not standing.left:
             before = standing.generation
             try:
                 await self._session()
@@ -130,11 +130,11 @@ class Membership:
                 if after is After.LET_GO:
                     log.warning("group %s: %s", self._group, error)
                     await self._owner.fenced()
-                elif not standing.leaving:
+                elif not standing.left:
                     self._log_interruption(error, first=backoff.attempts == 0)
             if standing.generation > before:
                 backoff.reset()
-            if not standing.leaving:
+            if not standing.left:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(backoff.next_s()):
                         await self._left.wait()
@@ -162,8 +162,8 @@ class Membership:
         notice: it hears of the end by `leave`.
         """
         if not self._standing.incarnation:
-            self._standing.retiring = True
-            await self._send(group_pb2.MemberEvent(heartbeat=self._heartbeat()))
+            self._standing.leaving = True
+            await self._say_heartbeat()
 
     async def leave(self, *, silently: bool = False) -> None:
         """Says goodbye, so that others get the queues at once; `run` returns when it is heard.
@@ -285,7 +285,7 @@ class Membership:
             client=f"{socket.gethostname()} pid {os.getpid()}",
             members=self._standing.members,
             incarnation=self._standing.incarnation,
-            leaving=self._standing.retiring,
+            leaving=self._standing.leaving,
         )
         return group_pb2.MemberEvent(hello=hello)
 
@@ -330,15 +330,17 @@ class Membership:
         """Raises Timeout when the coordinator is silent; write failures show in `_read`."""
         while True:
             self._standing.beat()
-            heartbeat = self._heartbeat()
-            if self._lease is not None:
-                self._lease.sent()
-            await self._send(group_pb2.MemberEvent(heartbeat=heartbeat))
+            await self._say_heartbeat()
             await asyncio.sleep(self._standing.heartbeat_ms / 1000)
 
-    def _heartbeat(self) -> group_pb2.Heartbeat:
+    async def _say_heartbeat(self) -> None:
+        if self._stream is None:
+            return  # the next hello says it all
+        if self._lease is not None:
+            self._lease.sent()
         standing = self._standing
-        return group_pb2.Heartbeat(generation=standing.generation, leaving=standing.retiring)
+        heartbeat = group_pb2.Heartbeat(generation=standing.generation, leaving=standing.leaving)
+        await self._send(group_pb2.MemberEvent(heartbeat=heartbeat))
 
     def _raise_error_of(self, event: group_pb2.CoordinatorEvent) -> None:
         if event.WhichOneof("event") == "error":

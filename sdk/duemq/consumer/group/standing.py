@@ -47,8 +47,9 @@ class Standing:
         """What the last attempt to join ended with, for people."""
         self.incarnation = incarnation
         self.leaving = False
-        self.retiring = False
         """It wants no queue any more, and may still have some."""
+        self.left = False
+        """It is to go, or has gone."""
         self.owes_goodbye = False
         self.heartbeat_ms = session_timeout_ms / HEARTBEATS_PER_SESSION
         """Between two heartbeats."""
@@ -126,8 +127,9 @@ class Standing:
 
     def leave(self, *, silently: bool) -> None:
         """It is to go.  A static member says no goodbye: its queues wait for its return."""
-        self.leaving = True
+        self.left = True
         self.owes_goodbye = not silently and not self.incarnation
+        self.leaving |= self.owes_goodbye  # in a hello that is said for the goodbye only
 
     def stream_ended(self) -> bool:
         """Whether that was the answer to a goodbye."""

@@ -27,6 +27,7 @@ from tests.unit.broker.groups.coordinating import (
     new_coordinator,
     only,
     queues,
+    restarted,
     told,
     two_members,
 )
@@ -240,6 +241,28 @@ def test_who_is_leaving_is_assigned_nothing_and_lets_go_of_each_queue_in_its_tim
     assert told(coordinator.released("g", "m2", generation, queues(3), T0)) == {"m1": (0, 1, 3)}
     assert coordinator.leaving("g", "m2", T0).assignments == []
     assert told(coordinator.leave("g", "m2", T0)) == {"m1": (0, 1, 2, 3)}
+
+
+def test_what_a_leaving_member_kept_is_given_on_under_a_newer_generation() -> None:
+    coordinator, _ = two_members()
+    left = only(coordinator.leaving("g", "m2", T0)).generation
+    assert only(coordinator.leave("g", "m2", T0)).generation > left
+
+
+def test_after_a_restart_a_leaving_member_that_lost_its_session_does_not_get_its_queue_back() -> (
+    None
+):
+    coordinator, _ = two_members()
+    left = only(coordinator.leaving("g", "m2", T0)).generation
+    coordinator.heartbeat("g", "m1", T0 + 1)
+    taken = only(coordinator.tick(T0 + TIMEOUT_MS))  # m2 was cut off, and is still at work
+    assert taken.queues == queues(0, 1, 2, 3)
+    after = restarted(coordinator, T0 + TIMEOUT_MS)
+    claim = hello("m2", generation=left, owned=queues(2, 3), leaving=True)
+    after.join(claim, T0 + TIMEOUT_MS)
+    claim = hello("m1", generation=taken.generation, owned=taken.queues)
+    step = after.join(claim, T0 + TIMEOUT_MS)
+    assert told(step)["m1"] == (0, 1, 2, 3)
 
 
 def test_one_that_comes_back_while_it_is_leaving_is_still_leaving() -> None:

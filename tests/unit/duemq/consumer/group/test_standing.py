@@ -70,6 +70,7 @@ def test_a_coordinator_that_is_silent_for_a_heartbeat_is_given_up(standing):
 
 def test_who_leaves_owes_a_goodbye_until_it_is_heard(standing):
     standing.leave(silently=False)
+    assert standing.left
     assert standing.leaving
     assert standing.owes_goodbye
     assert standing.stream_ended()
@@ -81,7 +82,8 @@ def test_a_static_member_and_a_silent_one_say_no_goodbye(standing):
     static.leave(silently=False)
     standing.leave(silently=True)
     for each in (static, standing):
-        assert each.leaving
+        assert each.left
+        assert not each.leaving  # in a heartbeat that is on its way just then
         assert not each.owes_goodbye
         assert not each.stream_ended()
 
