@@ -25,7 +25,7 @@ FILE_BYTES = 8 * 1024 * 1024
 FLUSH_BYTES = 64 * 1024
 """Entries kept in memory before they are written."""
 
-_REMEDY = "It is derived data: remove the checkpoint to have it rebuilt from the log"
+REMEDY = "It is derived data: remove the checkpoint to have it rebuilt from the log"
 
 
 class FixedIndex:
@@ -211,7 +211,7 @@ class FixedIndex:
             raise
         data = file.pread(count * self.entry_bytes, offset, nowait)
         if len(data) < count * self.entry_bytes:
-            raise CorruptFile(path, offset + len(data), "entries are missing", _REMEDY)
+            raise CorruptFile(path, offset + len(data), "entries are missing", REMEDY)
         return data
 
     def _gone(self, number: int) -> IndexError:

@@ -17,6 +17,7 @@ from duemq.v1 import (
     message_admin_pb2,
     message_pb2,
 )
+from duemq_server.broker.process import Broker
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 GROUP = "billing"
@@ -25,8 +26,10 @@ DAMAGED = 1
 
 
 class World(NamedTuple):
+    broker: Broker
     client: Client
     topic: str
+    path: Path
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         broker.store.queue(topic, DAMAGED).sync()
         [path] = (tmp_path / "consumequeue").glob(f"{topic}.*/{DAMAGED}/*")
         os.truncate(path, 0)
-        yield World(client, topic)
+        yield World(broker, client, topic, path)
 
 
 async def acquire(world: World, **fields: Any) -> dict[int, broker_pb2.OffsetResult]:
@@ -103,3 +106,11 @@ async def test_a_look_up_finds_what_the_others_have(world: World) -> None:
                 break
             request.cursor = answer.cursor
     assert found == [number for number in SOUND for _ in range(3)]
+
+
+async def test_a_file_that_is_gone_is_not_what_retention_removed(world: World) -> None:
+    """A consumer goes on at once after that, where it was: it would come back for ever."""
+    world.path.unlink()
+    world.broker.store.log._files.forget(str(world.path))
+    pulled = await world.client.pull(world.topic, DAMAGED)
+    assert [each.error.code for each in pulled.queues] == [error_pb2.CORRUPT]
