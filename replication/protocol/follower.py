@@ -63,7 +63,7 @@ class Follower:
         if followed.epoch < epochs.last:
             raise Refused(
                 f"the record is of epoch {followed.epoch}, the log of {epochs.last}: the store was"
-                " set back; `duemq broker adopt` the replica that has the most"
+                " set back; `duemq replica adopt` the replica that has the most"
             )
         epochs.truncate(end)  # what came on another stream may not have come to the log
         self.me = me

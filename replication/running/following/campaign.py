@@ -144,13 +144,15 @@ class Campaign:
             log.info("%s%s", role, f": {reason}" if reason else "")
 
     async def _announce(self) -> None:
-        """Rule 7; a log from before there were replicas is the group's if nobody else was there."""
+        """Rule 7; a log from before there were replicas is the group's if nobody else was there,
+        or none but empty ones, whichever came first."""
         found, state = self.found, self._state
         known = found.record if found is not None else None
         end = state.log.end_position
-        if known is None and end and not self.copy.epochs.last:
+        founding = known is None or not known.epoch
+        if founding and end and not self.copy.epochs.last:
             wanted: Record | None = records.adopted(
-                None,
+                known,
                 group=self._group,
                 members=self._members,
                 me=self.me,
