@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Decision, Election
@@ -43,8 +43,12 @@ class Campaign:
         state: ReplicaState,
         store: RecordStore,
         address: str,
+        not_to_found: Callable[[int], Awaitable[str]] | None = None,
     ) -> None:
-        """`address`: where others reach this replica."""
+        """`address`: where others reach this replica.
+
+        `not_to_found` says, at that time, why no group is to be founded with an empty log.
+        """
         self.me = me
         self.found: Found | None = None
         """The record as it was seen last."""
@@ -64,6 +68,7 @@ class Campaign:
         self._times = times
         self._store = store
         self._address = address
+        self._not_to_found = not_to_found
         self._election = Election(me, random.random, times, address)
         self._news = asyncio.Event()
         self._looked_ms = 0
@@ -150,6 +155,10 @@ class Campaign:
         known = found.record if found is not None else None
         end = state.log.end_position
         founding = known is None or not known.epoch
+        absent = known is None or self.me not in known.in_sync
+        if founding and absent and not end and self._not_to_found is not None:
+            if reason := await self._not_to_found(steady_ms()):
+                raise Refused(reason)
         if founding and end and not self.copy.epochs.last:
             wanted: Record | None = records.adopted(
                 known,
