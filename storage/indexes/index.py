@@ -16,7 +16,7 @@ import threading
 from itertools import pairwise
 
 from duemq_server.storage.disk import Buffer, Disk, nbytes, write_all
-from duemq_server.storage.errors import CorruptFile, DiskFailed
+from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull
 from duemq_server.storage.open_files import OpenFiles
 
 NAME_DIGITS = 20
@@ -169,6 +169,9 @@ class FixedIndex:
                 file.fdatasync()
             if new_names:
                 self._disk.fsync_dir(self.directory)
+        except DiskFull:  # too many open files: the names are still to be synced
+            self._new_names = True
+            raise
         except DiskFailed as error:
             self._failure = error
             raise

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from duemq.errors import Corrupt, OffsetOutOfRange, Unavailable
 from duemq_server.broker.store.queues import Queue
-from duemq_server.storage.errors import StorageError
+from duemq_server.storage.errors import DiskFull, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class DiskReads:
         """What `read` answers; with `nowait` it raises BlockingIOError where it would wait.
 
         `queue`, `offset`: where it begins.  Raises OffsetOutOfRange where retention was faster,
-        Corrupt, and Unavailable after `close`.
+        Corrupt, and Unavailable after `close` or while too many files are open.
         """
         try:
             try:
@@ -46,6 +46,8 @@ class DiskReads:
                 message = f"offset: just removed ({error})"
                 raise OffsetOutOfRange(message, field="offset") from error
             log.error("a read failed: %s", error)
+            if isinstance(error, DiskFull):  # too many open files
+                raise Unavailable(str(error)) from error
             raise Corrupt(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:

@@ -56,6 +56,24 @@ def test_entries_are_read_from_memory_and_from_files() -> None:
     assert bytes(index.read(27, 5)) == b""
 
 
+def test_names_that_too_many_open_files_kept_from_the_disk_are_synced_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    index = filled(disk, 25)
+
+    def fail(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "fsync_dir", fail)
+        with pytest.raises(DiskFull):
+            index.sync()
+    assert index.dirty
+    index.sync()
+    assert read_all(opened(disk.after_power_cut(None))) == list(range(25))
+
+
 def test_many_small_appends_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "FLUSH_BYTES", 64)
     disk = FaultyDisk()
