@@ -58,6 +58,7 @@ class FixedIndex:
         names = disk.listdir(directory) if disk.exists(directory) else []
         self._starts = sorted(int(n) for n in names if _is_name(n))  # replaced, never changed
         self.first = self._starts[0] if self._starts else 0
+        self._missing: list[int] = []  # where a file begins that is not there
         self._gaps = self._found_gaps()  # replaced, never changed
         self._flushed = self._end_of(self._starts[-1]) if self._starts else 0
         self.end = self._flushed
@@ -68,11 +69,16 @@ class FixedIndex:
         return start + min(size // self.entry_bytes, self._per_file)
 
     def _found_gaps(self) -> list[tuple[int, int]]:
-        """A file whose successor is not the one of a full file ends at a gap."""
+        """A file whose successor is not the one of a full file ends at a gap.
+
+        If it is full its successor is lost: a gap that begins there has an empty file (`skip_to`).
+        """
         gaps = []
         for start, following in pairwise(self._starts):
             if following != start + self._per_file and (end := self._end_of(start)) < following:
                 gaps.append((end, following))
+                if end == start + self._per_file:
+                    self._missing.append(end)
         return gaps
 
     def _path(self, start: int) -> str:
@@ -108,8 +114,11 @@ class FixedIndex:
                 self._gaps = self._gaps[:-1]
                 if self._starts[-1] == start:
                     self._remove(start)  # said that the file before is not full
-            if number == self._starts[-1] + self._per_file:
-                self._new_file(start)  # else it would look as if the file before were full
+            full = self._starts[-1] + self._per_file
+            # Else it would look as if the file before were full, or one behind it were lost: but
+            # where both are so, the gap is as long as a file, and a start rebuilds the index.
+            if number == full or (start == full and number != full + self._per_file):
+                self._new_file(start)
             self._gaps = [*self._gaps, (start, number)]
             self._flushed = self.end = number
             self._new_file(number)
@@ -245,8 +254,12 @@ class FixedIndex:
     def truncate(self, end: int) -> None:
         """Drops all entries from number `end` on.
 
-        Raises IndexError if the index does not reach `end`, starts after it or left it out.
+        Raises IndexError if the index does not reach `end`, starts after it or left it out, and
+        CorruptFile if a file is lost before it.
         """
+        for start in self._missing:
+            if start < end:
+                raise CorruptFile(self._path(start), 0, "the file is gone", REMEDY)
         in_gap = any(start < end < past for start, past in self._gaps)
         if in_gap or not self.first <= end <= self.end:
             raise IndexError(
@@ -270,7 +283,7 @@ class FixedIndex:
         with self._flush_lock:
             for start in self._starts:
                 self._remove(start)
-            self._gaps = []
+            self._gaps, self._missing = [], []
             with self._lock:
                 self._tail.clear()
                 self.first = self._flushed = self.end = first

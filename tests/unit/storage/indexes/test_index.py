@@ -115,6 +115,41 @@ def test_flushed_entries_survive_a_kill() -> None:
     assert read_all(opened(disk.after_kill())) == list(range(33))
 
 
+def test_a_file_that_is_lost_is_no_gap() -> None:
+    disk = FaultyDisk()
+    filled(disk, 45).sync()
+    disk.unlink(f"{PATH}/{PER_FILE:020d}")
+    index = opened(disk)
+    with pytest.raises(CorruptFile, match="gone"):
+        index.truncate(45)
+    index.truncate(PER_FILE)  # it is not needed for that
+    assert read_all(opened(disk)) == list(range(PER_FILE))
+
+
+def test_what_is_made_anew_has_lost_no_file() -> None:
+    disk = FaultyDisk()
+    filled(disk, 45).sync()
+    disk.unlink(f"{PATH}/{PER_FILE:020d}")
+    index = opened(disk)
+    index.reset(0)
+    index.append(entries(*range(45)))
+    index.truncate(44)
+    assert read_all(index) == list(range(44))
+
+
+@pytest.mark.parametrize("number", [21, 29, 31, 45])
+def test_a_gap_behind_a_full_file_is_no_lost_one(number: int) -> None:
+    disk = FaultyDisk()
+    index = filled(disk, 2 * PER_FILE)
+    index.skip_to(number)
+    index.append(entries(number, number + 1))
+    index.sync()
+    again = opened(disk.after_power_cut(None))
+    again.truncate(number + 1)
+    assert again.present(2 * PER_FILE) == number
+    assert bytes(again.read(number, 5)) == entries(number)
+
+
 @pytest.mark.parametrize("end", [0, 1, 9, 10, 11, 20, 24, 25])
 def test_an_index_is_cut_at_any_entry(end: int) -> None:
     disk = FaultyDisk()
