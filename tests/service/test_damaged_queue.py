@@ -99,13 +99,19 @@ async def test_a_look_up_finds_what_the_others_have(world: World) -> None:
     request = message_admin_pb2.FindMessagesRequest(topic=world.topic, limit=4)
     found: list[int] = []
     with pytest.raises(Corrupt):
-        while True:
-            answer = await status.answer(world.client.message_admin.FindMessages(request))
-            found += [each.queue.queue_id for each in answer.messages]
-            if not answer.cursor:
-                break
-            request.cursor = answer.cursor
+        await look_up(world, request, found)
     assert found == [number for number in SOUND for _ in range(3)]
+
+
+async def look_up(
+    world: World, request: message_admin_pb2.FindMessagesRequest, found: list[int]
+) -> None:
+    while True:
+        answer = await status.answer(world.client.message_admin.FindMessages(request))
+        found += [each.queue.queue_id for each in answer.messages]
+        if not answer.cursor:
+            return
+        request.cursor = answer.cursor
 
 
 async def test_a_file_that_is_gone_is_not_what_retention_removed(world: World) -> None:

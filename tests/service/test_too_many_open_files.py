@@ -29,9 +29,10 @@ async def test_a_broker_waits_until_it_may_open_files_again(
         return allowed(path, *how, **more)
 
     topic = topic_name()
-    async with running_broker(
-        tmp_path, segment_bytes=SEGMENT_BYTES, checkpoint_interval=0.1
-    ) as (broker, client):
+    async with running_broker(tmp_path, segment_bytes=SEGMENT_BYTES, checkpoint_interval=0.1) as (
+        broker,
+        client,
+    ):
         await client.send(batch(topic, [b"a"]))
         stop = asyncio.Event()
         running = asyncio.create_task(broker.run(stop))
@@ -39,7 +40,8 @@ async def test_a_broker_waits_until_it_may_open_files_again(
             patched.setattr(os, "open", none_left)
             sending = asyncio.create_task(client.send(batch(topic, [bytes(SEGMENT_BYTES)])))
             await until(lambda: refused > 5)
-            assert not (running.done() or sending.done())
+            assert not running.done()
+            assert not sending.done()
             with pytest.raises(Unavailable, match="Too many open files"):
                 await client.bodies(topic)
         [stored] = await sending

@@ -156,9 +156,8 @@ class Campaign:
         end = state.log.end_position
         founding = known is None or not known.epoch
         absent = known is None or self.me not in known.in_sync
-        if founding and absent and not end and self._not_to_found is not None:
-            if reason := await self._not_to_found(steady_ms()):
-                raise Refused(reason)
+        if founding and absent and not end:
+            await self._check_founding()
         if founding and end and not self.copy.epochs.last:
             wanted: Record | None = records.adopted(
                 known,
@@ -179,6 +178,13 @@ class Campaign:
             )
         if wanted is not None:
             await self._swap(wanted)
+
+    async def _check_founding(self) -> None:
+        """Raises Refused."""
+        if self._not_to_found is None:
+            return
+        if reason := await self._not_to_found(steady_ms()):
+            raise Refused(reason)
 
     async def _swap(self, wanted: Record) -> str | None:
         """The new version; None: somebody was faster, or nobody answered."""

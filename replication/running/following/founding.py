@@ -70,8 +70,8 @@ class Founding:
     def _text(self, former: Instance, nameserver: str) -> str:
         what = "stopped" if former.stopped else "was lost" if former.lost_ms else "lives"
         return (
-            f"{self._name} is not founded with empty directories: without replicas it has data of"
-            f" its own, in the directory {former.store_id:016x}; it {what} at {former.address}, says"
-            f" nameserver {nameserver}. Stop it and give one of the replicas that directory, or"
-            f" that volume, or give its data up with `duemq cluster forget {self._name}`"
+            f"{self._name} is not founded with empty directories: without replicas it has data, in"
+            f" the directory {former.store_id:016x}; it {what} at {former.address}, says nameserver"
+            f" {nameserver}. Stop it and give one of the replicas that directory, or that volume,"
+            f" or give its data up with `duemq cluster forget {self._name}`"
         )

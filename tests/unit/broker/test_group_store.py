@@ -151,7 +151,9 @@ async def test_a_damaged_file_keeps_no_broker_from_its_start(
     file.restore(again.table, NOW_MS)
     assert f"{DATA}/{GROUPS_FILE}" in caplog.text
     again.join(Hello("g", "m2", {"orders": TopicFilter()}, generation=7), NOW_MS)
-    assert again.group("g").hold_until_ms == NOW_MS + again.group("g").members["m2"].session_timeout_ms
+    assert (
+        again.group("g").hold_until_ms == NOW_MS + again.group("g").members["m2"].session_timeout_ms
+    )
     await file.save(again.table)
     restored = empty()
     file.restore(restored.table, NOW_MS)
