@@ -20,9 +20,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from duemq.errors import DuemqError, Unavailable
+from duemq.errors import Corrupt, DuemqError, Unavailable
 from duemq.protocol import checks
 from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.reading.damage import Readable, SetAsideError, readable_of
 from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage.errors import StorageError
@@ -93,6 +94,11 @@ class MessageQuery:
     needle: bytes = b""
     """Bytes that the entry must hold; empty: any."""
     matches: Callable[[memoryview], bool] = field(default=lambda entry: True)
+
+    @property
+    def selective(self) -> bool:
+        """Not all from some place on."""
+        return bool(self.key_hash or self.needle or self.from_ms or self.to_ms)
 
 
 class _Page(NamedTuple):
@@ -253,8 +259,10 @@ def _search_page(
         if budget.full:
             return page.offset(indexes[0][0])
         budget.log_bytes -= sum(run.end - run.frame + FRAME_COST for run in runs)
-        slices = reader.cut_out(log, runs)
-        for run, data, members in zip(runs, slices, indexes, strict=True):
+        readable = _cut_out(log, runs, query)
+        places = dict(zip(runs, indexes, strict=True))
+        for run, data in zip(readable.runs, readable.slices, strict=True):
+            members = places[run]
             for index in _candidates(page.entries, data, run.start, members, query.needle):
                 at = int(page.entries["position"][index]) - run.start
                 entry = data[at : at + int(page.entries["size"][index])]
@@ -270,7 +278,23 @@ def _search_page(
                 budget.records -= 1
                 if budget.full:
                     return offset + 1
+        if readable.damaged is not None:
+            return readable.damaged
     return page.following
+
+
+def _cut_out(log: SegmentedLog, runs: list[FrameRun], query: MessageQuery) -> Readable:
+    """What was set aside is passed over, but where a place is asked for."""
+
+    def cut(some: list[FrameRun]) -> list[memoryview]:
+        try:
+            return reader.cut_out(log, some)
+        except SetAsideError as error:
+            if query.selective:
+                raise
+            raise Corrupt(str(error)) from error
+
+    return readable_of(runs, cut)
 
 
 def _by_key_index(

@@ -17,6 +17,7 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.tools import set_aside
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import FakeBatch
 
@@ -96,6 +97,10 @@ def filled(
 
 def record_of(entry: memoryview | bytes) -> message_pb2.Record:
     return message_pb2.RecordBatch.FromString(bytes(entry)).records[0]
+
+
+def entry_of(record: message_pb2.Record) -> bytes:
+    return message_pb2.RecordBatch(records=[record]).SerializeToString()
 
 
 def by_key(key: str, **times: int) -> MessageQuery:
@@ -236,10 +241,21 @@ def test_a_damaged_frame_hides_what_lies_behind_it_in_its_queue_alone(bounds, re
     found: list[Stored] = []
     with pytest.raises(Corrupt):
         walk_into(found, store, by_key("a"), records_max, **bounds)
-    others = [each for each in stored if each.queue_id == 1]
-    assert [each for each in found if each.queue_id == 1] == others
-    before = [each for each in stored if each.queue_id == 0 and each.offset < 5]
-    assert [each for each in found if each.queue_id == 0] == before[: len(found) - len(others)]
+    assert found == [each for each in stored if each.queue_id == 1 or each.offset < 5]
+
+
+@pytest.mark.parametrize("query", [by_key("a"), by_id("id-18"), MessageQuery(from_ms=1)])
+def test_what_was_set_aside_is_passed_over_unless_it_is_asked_for(query: MessageQuery) -> None:
+    disk = FaultyDisk()
+    store, stored = filled([(0, 1, [("a", 100)]) for _ in range(20)], disk)
+    position = store.queue("orders", 0).frame_at(5)
+    disk.flip("/data/commitlog/00000000000000000000", position + 40)
+    set_aside.set_aside("/data/commitlog", position, disk)
+    assert walk(store, query) == [
+        each for each in stored if each.offset != 5 and query.matches(entry_of(each.record))
+    ]
+    with pytest.raises(Corrupt):
+        lookup.search(store.log, store.queues_of("orders"), MessageQuery(), LookupStart(0, 5), 1)
 
 
 def test_a_queue_that_can_be_read_again_does_not_stand_for_the_others() -> None:
