@@ -165,7 +165,7 @@ def read_frames(
 def _whole_frames(
     log: SegmentedLog, runs: list[FrameRun], offset: int, bytes_max: int, nowait: bool
 ) -> Frames:
-    """Up to what was set aside, or is damaged; raises SetAsideError, Corrupt if that is the first."""
+    """Up to what was set aside, or is damaged; raises that one's error if it is the first."""
     slices: list[memoryview] = []
     size = 0
     frames = _verified(log, runs, nowait)

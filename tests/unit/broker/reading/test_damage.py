@@ -120,7 +120,7 @@ def test_sectors_that_cannot_be_read_hide_nothing_before_them(
     monkeypatch.setattr(FaultyFile, "pread", failing)
     assert world.pulled(0).next_offset == 2 * DAMAGED
     offset = 0
+    while offset < 2 * DAMAGED:
+        offset = reader.read_frames(world.store.log, world.queue, offset, 1 << 20).next_offset
     with pytest.raises(OSError, match="Input/output"):
-        while True:
-            offset = reader.read_frames(world.store.log, world.queue, offset, 1 << 20).next_offset
-    assert offset == 2 * DAMAGED
+        reader.read_frames(world.store.log, world.queue, offset, 1 << 20)
