@@ -24,6 +24,7 @@ class World:
         servicer = NameserverServicer(self.registry, lambda: self.now_ms, 10, Unsent(1 << 20, 1.0))
         self.expiry = Expiry(self.registry, servicer, lambda: self.now_ms)
         self.asleep: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+        self.sleeper: asyncio.Event  # wakes it
 
     async def sleep(self, _wait_s: float) -> None:
         woken = asyncio.Event()
@@ -38,11 +39,9 @@ class World:
         return [one.report.name for one in self.registry.brokers]
 
     async def looks_after(self, ms: int) -> None:
-        woken = await self.asleep.get()
         self.now_ms += ms
-        woken.set()
-        while self.asleep.empty():
-            await asyncio.sleep(0)
+        self.sleeper.set()
+        self.sleeper = await self.asleep.get()
 
     async def passes(self, ms: int) -> None:
         for _ in range(ms // 500):
@@ -53,10 +52,9 @@ class World:
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     made = World()
     running = asyncio.create_task(made.expiry.run())
-    sleep = asyncio.sleep
     with monkeypatch.context() as patched:
-        patched.setattr(expiry.asyncio, "sleep", lambda s: made.sleep(s) if s else sleep(s))
-        await sleep(0)
+        patched.setattr(expiry.asyncio, "sleep", made.sleep)
+        made.sleeper = await made.asleep.get()
         yield made
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
