@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange, Unavailable
 from duemq.protocol.record_bytes import read_entry
 from duemq_server.broker.reading import selection
 from duemq_server.broker.reading.damage import UNREADABLE, SetAsideError, readable_of
@@ -19,7 +19,7 @@ from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage import frame as frame_layout
 from duemq_server.storage import record, recovery
-from duemq_server.storage.errors import StorageError
+from duemq_server.storage.errors import DiskFull, StorageError
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
@@ -262,6 +262,8 @@ def _as_duemq_error(error: Exception) -> DuemqError:
         return error
     if isinstance(error, (IndexError, FileNotFoundError)):  # retention was faster
         return OffsetOutOfRange(f"offset: just removed ({error})", field="offset")
+    if isinstance(error, DiskFull):  # too many open files
+        return Unavailable(str(error))
     return Corrupt(f"{type(error).__name__}: {error}")
 
 

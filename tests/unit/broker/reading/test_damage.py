@@ -1,11 +1,12 @@
 """Damage in the log, and what lies before it in the same read."""
 
+import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 
-from duemq.errors import Corrupt
+from duemq.errors import Corrupt, Unavailable
 from duemq.v1 import message_pb2
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.reading import filtered_read, reader
@@ -13,6 +14,7 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
+from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.tools import set_aside
 from tests.crash.faulty_disk import FaultyDisk, FaultyFile
 from tests.unit.broker.batches import batch
@@ -124,3 +126,22 @@ def test_sectors_that_cannot_be_read_hide_nothing_before_them(
         offset = reader.read_frames(world.store.log, world.queue, offset, 1 << 20).next_offset
     with pytest.raises(OSError, match="Input/output"):
         reader.read_frames(world.store.log, world.queue, offset, 1 << 20)
+
+
+def test_too_many_open_files_are_no_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sends a record back, or repeats a batch, tries again later."""
+    stored = world.store.send(
+        batch([b"x"], producer_id=7, delays_ms=struct.pack("<q", 5_000)), NOW_MS
+    ).stored
+    while world.store.log.write_pending():
+        pass
+
+    def refused(self: FaultyDisk, path: str, *, create: bool = False) -> FaultyFile:
+        raise DiskFull(f"open {path}: Too many open files")
+
+    world.store.log._files.close()
+    monkeypatch.setattr(FaultyDisk, "open", refused)
+    [answer] = reader.read_each(world.store.log, [(world.queue, 0)], 1 << 20)
+    assert isinstance(answer, Unavailable)
+    with pytest.raises(Unavailable):
+        world.store.due_of(stored)
