@@ -9,7 +9,7 @@ import pytest
 from duemq_server.nameserver.reports import BrokerReport
 from duemq_server.replication.running.following import founding
 from tests.service.replica_group import Group
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
 
 NAME = "lines"
 
@@ -23,6 +23,7 @@ async def test_empty_replicas_wait_for_the_former_data_or_an_operator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     monkeypatch.setattr(founding, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(founding, "ASK_TIMEOUT_S", WAIT_S)  # who asks in vain founds
     async with running_cluster(tmp_path, NAME) as cluster:
         if stopped:
             await cluster.stop_broker(NAME)

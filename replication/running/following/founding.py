@@ -18,7 +18,7 @@ from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-ASK_TIMEOUT_S = 1.0
+ASK_TIMEOUT_S = 3.0
 ASK_AGAIN_S = 5.0
 
 Instance = nameserver_pb2.BrokerInstance | nameserver_pb2.TimerInstance
