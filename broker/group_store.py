@@ -16,7 +16,7 @@ from duemq_server.broker.slices import Slices
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import StorageError
+from duemq_server.storage.errors import CorruptFile, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,16 @@ class GroupFile:
         self._refused = False
 
     def restore(self, groups: GroupTable, now_ms: int) -> None:
-        """At the start.  Raises CorruptFile, ValueError for a file of another version."""
-        snapshot = checkpoint.load(self._path, self._disk)
+        """At the start.  Raises UnknownVersion, ValueError for a file of another version.
+
+        Without it a broker goes on as one that the groups have just moved to, which knows nothing
+        of them either: they wait for their members.
+        """
+        try:
+            snapshot = checkpoint.load(self._path, self._disk)
+        except CorruptFile as error:
+            log.error("generations and members of the groups here are not known: %s", error)
+            return
         if snapshot is not None:
             groups.restore(snapshot, now_ms)
 

@@ -27,6 +27,7 @@ from duemq_server.storage.disk import RealDisk, short_of_space
 class BrokerReplica:
     """Implements replication.running.service.Service."""
 
+    kind = "broker"
     services = (
         broker_servicer.SERVICE,
         admin_servicer.SERVICE,

@@ -218,6 +218,11 @@ class Registry:
         ends = (*(one.expires_ms for one in self._instances.values()), now_ms + self.expiry_ms)
         return min(ends)
 
+    def forgive(self, late_ms: int) -> None:
+        """This nameserver slept, and not those who report: all reports hold so much longer."""
+        for key, one in self._instances.items():
+            self._instances[key] = replace(one, expires_ms=one.expires_ms + late_ms)
+
     def _forget_lost(self, now_ms: int) -> None:
         old = [k for k, one in self._lost.items() if one.lost_ms + self.lost_kept_ms <= now_ms]
         for key in old:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +19,8 @@ from duemq_server.serving.logging import configure
 from duemq_server.serving.settings import MemberSettings, ProcessSettings
 
 log = logging.getLogger(__name__)
+
+OPEN_FILES = 65_536
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -41,6 +44,7 @@ def main(
     configure(settings.log_level, settings.log_format, name)
     log.info("%s", settings)
     tune_process()
+    _allow_open_files()
     expected: tuple[type[Exception], ...] = (DuemqError, OSError, *failures)
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -53,6 +57,14 @@ def main(
         log.critical("%s: %s", type(error).__name__, error)
         return 1
     return 0
+
+
+def _allow_open_files() -> None:
+    """As many as it may: a shell's 1,024 are gone with as many clients.  As the systemd units."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _with_signals(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:

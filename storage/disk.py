@@ -27,7 +27,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 IOV_MAX = 1024
 """Buffers one pwritev takes (Linux UIO_MAXIOV)."""
 
-_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+# Connections may have taken all; they pass, as a full disk does.
+_TOO_MANY_OPEN = frozenset({errno.EMFILE, errno.ENFILE})
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS}) | _TOO_MANY_OPEN
 
 
 def nbytes(buffer: Buffer) -> int:
@@ -77,7 +79,8 @@ class Disk(Protocol):
     """A file system, as far as storage needs one.  Paths are absolute or cwd-relative."""
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
-        """Opens for reading and writing.  Raises FileNotFoundError unless `create`."""
+        """Opens for reading and writing.  Raises FileNotFoundError unless `create`, and DiskFull
+        while too many files are open."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -105,7 +108,10 @@ class Disk(Protocol):
         ...
 
     def fsync_dir(self, path: str) -> None:
-        """Makes names created, renamed or removed in a directory durable."""
+        """Makes names created, renamed or removed in a directory durable.
+
+        Raises DiskFailed, and DiskFull while too many files are open: it may be repeated.
+        """
         ...
 
     def free_bytes(self, path: str) -> int:
@@ -206,10 +212,15 @@ class RealDisk:
     def open(self, path: str, *, create: bool = False) -> RealFile:
         """See Disk."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        if not create:
+        if create:
+            with _translated("create", path):
+                return RealFile(path, os.open(path, flags, 0o644))
+        try:
             return RealFile(path, os.open(path, flags))
-        with _translated("create", path):
-            return RealFile(path, os.open(path, flags, 0o644))
+        except OSError as error:
+            if error.errno in _TOO_MANY_OPEN:
+                raise DiskFull(f"open {path}: {error.strerror}") from error
+            raise
 
     def exists(self, path: str) -> bool:
         """See Disk."""
@@ -248,7 +259,8 @@ class RealDisk:
 
     def fsync_dir(self, path: str) -> None:
         """See Disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _translated("open", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 StorageError
 ├── DirectoryLocked    another process owns the directory
-├── DiskFull           no space, or mounted read-only: refuse new work, try again later
+├── DiskFull           no space, read-only, too many files open: refuse new work, try again later
 ├── LogFull            too much is waiting for the disk: refuse new work, try again soon
 ├── DiskFailed         a write or sync failed for good: the process must stop
 ├── UnknownVersion     written by a newer release
@@ -33,7 +33,7 @@ class DirectoryLocked(StorageError):
 
 
 class DiskFull(StorageError):
-    """No space left, quota used up, or the file system became read-only.
+    """No space left, quota used up, the file system became read-only, or too many files are open.
 
     Nothing that was accepted is lost: the log keeps it and tries again.
     """

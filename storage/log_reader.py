@@ -97,6 +97,9 @@ class LogReader:
         try:
             return self._files.get(segment.path)
         except FileNotFoundError as error:
+            # Retention takes the oldest away, and its name first.
+            if segment in self._segments[1:]:
+                raise self._corrupt(segment.start, "the file is gone") from error
             raise IndexError(f"segment {segment.start} was deleted") from error
 
     def _corrupt(self, position: int, problem: str) -> CorruptLog:

@@ -28,6 +28,7 @@ LOG_KEPT_BYTES = 256 << 20
 class TimerReplica:
     """Implements replication.running.service.Service."""
 
+    kind = "timer"
     services = (
         servicer.SERVICE,
         inspector.SERVICE,

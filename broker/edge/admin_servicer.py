@@ -1,5 +1,6 @@
 """The service BrokerAdmin: from protobuf to the store and back."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.topics import Topic
+from duemq_server.storage.errors import StorageError
+
+log = logging.getLogger(__name__)
 
 SERVICE = admin_pb2.DESCRIPTOR.services_by_name["BrokerAdmin"]
 
@@ -129,10 +133,18 @@ class AdminServicer:
             queue_id=queue.queue_id,
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,
-            last_store_ms=queue.last_store_ms(),
+            last_store_ms=_last_store_ms(queue),
             in_per_s=self._in_per_s(queue),
             messages=queue.records_from(queue.min_offset),
         )
+
+
+def _last_store_ms(queue: Queue) -> int:
+    try:
+        return queue.last_store_ms()
+    except (StorageError, OSError, IndexError) as error:
+        log.error("%s/%d: when its last record was stored: %s", *queue.key, error)
+        return 0
 
 
 def _config(topic: Topic) -> admin_pb2.TopicConfig:

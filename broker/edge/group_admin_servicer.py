@@ -1,15 +1,11 @@
 """The service GroupAdmin: settings, progress and offsets of groups on this broker."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from duemq.errors import (
-    Corrupt,
-    DuemqError,
-    GroupNotFound,
-    OffsetOutOfRange,
-)
+from duemq.errors import DuemqError, GroupNotFound, OffsetOutOfRange
 from duemq.protocol import checks, names
 from duemq.transport import retry_policies, status
 from duemq.v1 import group_admin_pb2
@@ -26,8 +22,11 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.errors import StorageError
 
+log = logging.getLogger(__name__)
+
 SERVICE = group_admin_pb2.DESCRIPTOR.services_by_name["GroupAdmin"]
 NO_OFFSET = -1
+LAG_UNREADABLE = -1
 
 
 class _Move(NamedTuple):
@@ -115,10 +114,7 @@ class GroupAdminServicer:
         now_ms = self._now_ms()
         states = list(progress.states_of(self._store, self._activity, group))
         # In a thread: the entries that tell the age may be cold.
-        try:
-            lags_ms = await asyncio.to_thread(lambda: [state.lag_ms(now_ms) for state in states])
-        except (StorageError, OSError) as error:
-            raise Corrupt(f"{type(error).__name__}: {error}") from error
+        lags_ms = await asyncio.to_thread(lambda: [_lag_ms(state, now_ms) for state in states])
         return group_admin_pb2.GroupProgress(
             config=_sent(self._store.groups.effective(group)),
             queues=[
@@ -192,7 +188,7 @@ class GroupAdminServicer:
             return error
         to = request.WhichOneof("to")
         if to == "at_ms":
-            return time_search.first_stored_since(queue, request.at_ms)
+            return time_search.found_or_corrupt(queue, request.at_ms)
         low, high = queue.min_offset, queue.max_offset
         if to != "offset":
             return low if to == "earliest" else high
@@ -257,6 +253,14 @@ class GroupAdminServicer:
             self._pulls.wake(self._store.queue(key.topic, key.queue_id) for key, _ in changes)
             await self._commits.wait(settled)
         return answer
+
+
+def _lag_ms(state: QueueState, now_ms: int) -> int:
+    try:
+        return state.lag_ms(now_ms)
+    except (StorageError, OSError, IndexError) as error:
+        log.error("%s/%d: how old its oldest record is: %s", *state.queue.key, error)
+        return LAG_UNREADABLE
 
 
 def _unknown(group: str) -> GroupNotFound:

@@ -70,7 +70,9 @@ class OffsetRequests:
                 limit=known,
             )
 
-    async def _starts(self, request: broker_pb2.AcquireQueuesRequest) -> dict[Queue, int]:
+    async def _starts(
+        self, request: broker_pb2.AcquireQueuesRequest
+    ) -> dict[Queue, int | DuemqError]:
         """Where a new group begins with AT_TIME; found in a thread, for it may read the disk."""
         if request.start_from != broker_pb2.AT_TIME:
             return {}
@@ -81,8 +83,8 @@ class OffsetRequests:
                 with suppress(DuemqError):  # said of the queue below
                     new.append(self._store.queue(ref.topic, ref.queue_id))
 
-        def find() -> dict[Queue, int]:
-            return {queue: time_search.first_stored_since(queue, request.start_ms) for queue in new}
+        def find() -> dict[Queue, int | DuemqError]:
+            return {queue: time_search.found_or_corrupt(queue, request.start_ms) for queue in new}
 
         return await asyncio.to_thread(find) if new else {}
 
@@ -90,7 +92,7 @@ class OffsetRequests:
         self,
         request: broker_pb2.AcquireQueuesRequest,
         ref: message_pb2.QueueRef,
-        starts: dict[Queue, int],
+        starts: dict[Queue, int | DuemqError],
         changes: list[tuple[GroupQueue, Progress]],
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(request.group, ref.topic, ref.queue_id)
@@ -101,6 +103,8 @@ class OffsetRequests:
             # The topic may have been made anew while times were looked for: then all of it is new.
             anew = request.start_from == broker_pb2.AT_TIME and queue not in starts
             start = low if from_start or anew else starts.get(queue, high)
+            if isinstance(start, DuemqError):
+                raise start
             progress = self._store.offsets.acquire(key, request.generation, start, low, high)
         except DuemqError as error:
             return _failed(key, error)

@@ -163,7 +163,9 @@ class PullRequests:
                 if read.scanned == queue.max_offset:
                     continue
                 records = await self._disk.read(
-                    self._reader(queue, read, records_left, bytes_left, at_least_one=not answers)
+                    self._reader(queue, read, records_left, bytes_left, at_least_one=not answers),
+                    queue,
+                    read.scanned,
                 )
             except DuemqError as error:
                 answers.append(self._failed(read, error))

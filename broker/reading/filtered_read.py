@@ -11,6 +11,7 @@ from typing import TypeAlias
 from duemq.protocol.record_bytes import BODY_TAG, read_varint
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.reading import reader, selection
+from duemq_server.broker.reading.damage import readable_of
 from duemq_server.broker.reading.reader import Records
 from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
@@ -54,8 +55,8 @@ def read_matching(
     taken: list[memoryview] = []
     runs: list[FrameRun] = []
     size = 0
-    found = reader.without_gaps(seen.runs, lambda left: reader.cut_out(log, left, nowait))
-    for run, data in zip(*found, strict=True):
+    found = readable_of(seen.runs, lambda left: reader.cut_out(log, left, nowait))
+    for run, data in zip(found.runs, found.slices, strict=True):
         at = 0
         for number in range(run.offset, run.offset + run.records):
             end = at + sizes[number - offset]
@@ -68,7 +69,8 @@ def read_matching(
                 size += end - at
                 _add(runs, run, number, run.start + at, run.start + end)
             at = end
-    return Records(taken, size, runs, len(taken), seen.next_offset)
+    following = seen.next_offset if found.damaged is None else found.damaged
+    return Records(taken, size, runs, len(taken), following)
 
 
 def records_per_read(wanted: SqlFilter) -> int:

@@ -7,7 +7,8 @@ way candidates are read from the log and compared themselves.  A message id has 
 of the time range are searched for its encoded field.
 
 A step looks at so many entries and so many bytes of the log at most, and answers where the next
-one goes on.
+one goes on.  A queue that cannot be read hides none of the others: it comes last, and is the error
+of the last step.
 """
 
 import logging
@@ -19,10 +20,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from duemq.errors import Corrupt, DuemqError, Unavailable
 from duemq.protocol import checks
 from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.reading.damage import Readable, SetAsideError, readable_of
 from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
+from duemq_server.storage.errors import StorageError
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
 
@@ -44,16 +48,22 @@ RUN_COST = 10 << 10
 # Entries that lie closer are read by one call.
 GAP_ENTRIES = 128
 
-_CURSOR = struct.Struct("<BiqI")
+_PLACE = struct.Struct("<Biq")
+_PLACES = struct.Struct("<Biqiq")
 _CURSOR_VERSION = 1
+_CURSOR_VERSION_UNREAD = 2
 _FIELD_MESSAGE_ID = 0x12
 
 
 class LookupStart(NamedTuple):
-    """Where a step begins."""
+    """Where a step begins, and of the first queue that could not be read where that was.
+
+    Where both are one queue, the others have been looked at.
+    """
 
     queue_id: int
     offset: int
+    unread: tuple[int, int] | None = None
 
 
 class Found(NamedTuple):
@@ -84,6 +94,11 @@ class MessageQuery:
     needle: bytes = b""
     """Bytes that the entry must hold; empty: any."""
     matches: Callable[[memoryview], bool] = field(default=lambda entry: True)
+
+    @property
+    def selective(self) -> bool:
+        """Not all from some place on."""
+        return bool(self.key_hash or self.needle or self.from_ms or self.to_ms)
 
 
 class _Page(NamedTuple):
@@ -124,16 +139,22 @@ def message_id_field(message_id: str) -> bytes:
 
 def encode_cursor(place: LookupStart) -> bytes:
     """What a client hands back to go on."""
-    body = struct.pack("<Biq", _CURSOR_VERSION, *place)
+    if place.unread is None:
+        body = _PLACE.pack(_CURSOR_VERSION, place.queue_id, place.offset)
+    else:
+        body = _PLACES.pack(_CURSOR_VERSION_UNREAD, place.queue_id, place.offset, *place.unread)
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def decode_cursor(cursor: bytes) -> LookupStart:
     """Raises InvalidArgument for what `encode_cursor` never gave."""
-    if len(cursor) == _CURSOR.size:
-        version, queue_id, offset, crc = _CURSOR.unpack(cursor)
-        if version == _CURSOR_VERSION and crc == zlib.crc32(cursor[:-4]):
-            return LookupStart(queue_id, offset)
+    body = cursor[:-4]
+    if cursor[-4:] == struct.pack("<I", zlib.crc32(body)):
+        if len(body) == _PLACE.size and body[0] == _CURSOR_VERSION:
+            return LookupStart(*_PLACE.unpack(body)[1:])
+        if len(body) == _PLACES.size and body[0] == _CURSOR_VERSION_UNREAD:
+            _, queue_id, offset, *unread = _PLACES.unpack(body)
+            return LookupStart(queue_id, offset, (unread[0], unread[1]))
     raise checks.wrong("cursor", cursor[:32].hex(), "that of this broker's last answer, unchanged")
 
 
@@ -147,44 +168,77 @@ def search(
 ) -> LookupStep:
     """One step, in the order queue, offset.  `bounds`: of the budget, in place of the constants.
 
-    Raises Corrupt and what reads of the disk raise.
+    Raises Corrupt and what reads of the disk raise, in the last step.
     """
     budget = _Budget(records_max, **bounds)
     found: list[Found] = []
+    unread, failure = start.unread, None
+    if unread is not None and unread[0] == start.queue_id:
+        raise _why_unread(log, queues, query, start)
     for queue in queues:
         if queue.queue_id < start.queue_id:
             continue
         offset = start.offset if queue.queue_id == start.queue_id else 0
         stopped = _search_queue(log, queue, query, offset, budget, found)
-        if stopped is not None:
-            return LookupStep(found, LookupStart(queue.queue_id, stopped))
-    return LookupStep(found, None)
+        if stopped is None:
+            continue
+        if stopped.error is None:
+            return LookupStep(found, LookupStart(queue.queue_id, stopped.offset, unread))
+        failure = failure or stopped.error
+        unread = unread or (queue.queue_id, stopped.offset)
+    if failure is not None and not found:
+        raise failure
+    return LookupStep(found, LookupStart(*unread, unread) if unread else None)
+
+
+def _why_unread(
+    log: SegmentedLog, queues: Sequence[Queue], query: MessageQuery, start: LookupStart
+) -> Exception:
+    """It is read once more, to say what is wrong; that others can be read now nobody knows."""
+    for queue in queues:
+        if queue.queue_id == start.queue_id:
+            stopped = _search_queue(log, queue, query, start.offset, _Budget(1), [])
+            if stopped is not None and stopped.error is not None:
+                return stopped.error
+    return Unavailable(f"queue {start.queue_id} could not be read a moment ago: ask again")
+
+
+class _Stopped(NamedTuple):
+    """Where in a queue, and why if not for want of budget."""
+
+    offset: int
+    error: Exception | None = None
 
 
 def _search_queue(
     log: SegmentedLog,
     queue: Queue,
     query: MessageQuery,
-    offset: int,
+    low: int,
     budget: _Budget,
     found: list[Found],
-) -> int | None:
-    """Where it stopped for want of budget; None: at the end."""
-    low = offset
-    if query.from_ms:
-        low = max(low, time_search.first_stored_since(queue, query.from_ms))
-    high = queue.max_offset
-    if query.to_ms:
-        high = min(high, time_search.first_stored_since(queue, query.to_ms))
-    while (low := queue.present(max(low, queue.min_offset))) < high:
-        if budget.used_up:
-            return low
-        try:
-            low = _search_page(log, queue, query, low, high, budget, found)
-        except (IndexError, FileNotFoundError):
-            if queue.min_offset <= low:
-                raise
-            # Retention has removed what was to be looked at.
+) -> _Stopped | None:
+    """Where it stopped; None: at the end."""
+    before = len(found)
+    try:
+        if query.from_ms:
+            low = max(low, time_search.first_stored_since(queue, query.from_ms))
+        high = queue.max_offset
+        if query.to_ms:
+            high = min(high, time_search.first_stored_since(queue, query.to_ms))
+        while (low := queue.present(max(low, queue.min_offset))) < high:
+            if budget.used_up:
+                return _Stopped(low)
+            try:
+                low = _search_page(log, queue, query, low, high, budget, found)
+            except (IndexError, FileNotFoundError):
+                if queue.min_offset <= low:
+                    raise
+                # Retention has removed what was to be looked at.
+    except (StorageError, OSError, IndexError, DuemqError) as error:
+        if not queue.dropped:
+            _log.error("%s/%d cannot be read at offset %d or behind: %s", *queue.key, low, error)
+        return _Stopped(max([low, *(each.offset + 1 for each in found[before:])]), error)
     return None
 
 
@@ -205,8 +259,10 @@ def _search_page(
         if budget.full:
             return page.offset(indexes[0][0])
         budget.log_bytes -= sum(run.end - run.frame + FRAME_COST for run in runs)
-        slices = reader.cut_out(log, runs)
-        for run, data, members in zip(runs, slices, indexes, strict=True):
+        readable = _cut_out(log, runs, query)
+        places = dict(zip(runs, indexes, strict=True))
+        for run, data in zip(readable.runs, readable.slices, strict=True):
+            members = places[run]
             for index in _candidates(page.entries, data, run.start, members, query.needle):
                 at = int(page.entries["position"][index]) - run.start
                 entry = data[at : at + int(page.entries["size"][index])]
@@ -222,7 +278,23 @@ def _search_page(
                 budget.records -= 1
                 if budget.full:
                     return offset + 1
+        if readable.damaged is not None:
+            return readable.damaged
     return page.following
+
+
+def _cut_out(log: SegmentedLog, runs: list[FrameRun], query: MessageQuery) -> Readable:
+    """What was set aside is passed over, but where a place is asked for."""
+
+    def cut(some: list[FrameRun]) -> list[memoryview]:
+        try:
+            return reader.cut_out(log, some)
+        except SetAsideError as error:
+            if query.selective:
+                raise
+            raise Corrupt(str(error)) from error
+
+    return readable_of(runs, cut)
 
 
 def _by_key_index(

@@ -8,17 +8,18 @@ process has written itself, only that little is read: no other body.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange
+from duemq.errors import Corrupt, DuemqError, InvalidArgument, OffsetOutOfRange, Unavailable
 from duemq.protocol.record_bytes import read_entry
 from duemq_server.broker.reading import selection
+from duemq_server.broker.reading.damage import UNREADABLE, SetAsideError, readable_of
 from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
 from duemq_server.storage import frame as frame_layout
 from duemq_server.storage import record, recovery
-from duemq_server.storage.errors import StorageError
+from duemq_server.storage.errors import DiskFull, StorageError
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
@@ -35,14 +36,6 @@ EXTENT_BYTES_MAX = 8 << 20
 # Of a frame that is so many times larger than what a filter takes of it, only that is read.
 SPARSE = 8
 TRUST_NOTHING = 1 << 63
-
-
-class SetAsideError(Corrupt):
-    """An operator has given up the entry at `position` of the log (storage/tools/set_aside.py)."""
-
-    def __init__(self, directory: str, position: int) -> None:
-        super().__init__(f"{directory}, position {position}: was damaged, and set aside")
-        self.position = position
 
 
 class Records(NamedTuple):
@@ -129,27 +122,17 @@ def read_records(
     found = runs
     untraced: list[bool] = []
     if wanted is None:
-        runs, slices = without_gaps(runs, lambda left: cut_out(log, left, nowait, untraced))
+        readable = readable_of(runs, lambda left: cut_out(log, left, nowait, untraced))
     else:
-        runs, slices = without_gaps(
+        readable = readable_of(
             runs, lambda left: _cut_out_filtered(log, left, trusted_from, nowait)
         )
+    runs, slices, damaged = readable
     if len(runs) < len(found):
         count, size = sum(run.records for run in runs), sum(map(len, slices))
+    if damaged is not None:
+        offset = damaged
     return Records(slices, size, runs, count, offset, bool(untraced) and all(untraced))
-
-
-def without_gaps(
-    runs: list[FrameRun], cut: Callable[[list[FrameRun]], list[memoryview]]
-) -> tuple[list[FrameRun], list[memoryview]]:
-    """The runs that are not in entries set aside, and the bytes of each."""
-    while True:
-        try:
-            return runs, cut(runs)
-        except SetAsideError as gap:
-            gone = [run for run in runs if run.frame == gap.position]
-            log_.warning("%s: offsets from %d on are skipped", gap, gone[0].offset)
-            runs = [run for run in runs if run.frame != gap.position]
 
 
 def read_frames(
@@ -166,7 +149,13 @@ def read_frames(
         page = queue.page(offset, PAGE_ENTRIES, nowait)
         runs = selection.select(page, offset, PAGE_ENTRIES, bytes_max).runs
         try:
-            return _whole_frames(log, runs, offset, bytes_max, nowait)
+            try:
+                return _whole_frames(log, runs, offset, bytes_max, nowait)
+            except (StorageError, OSError) as error:  # of many that are read by one call
+                first = [run for run in runs if run.frame == runs[0].frame]
+                if isinstance(error, BlockingIOError) or len(first) == len(runs):
+                    raise
+                return _whole_frames(log, first, offset, bytes_max, nowait)
         except SetAsideError as gap:
             lost = sum(run.records for run in runs if run.frame == gap.position)
             log_.warning("%s: %d offsets from %d on are skipped", gap, lost, offset)
@@ -176,7 +165,7 @@ def read_frames(
 def _whole_frames(
     log: SegmentedLog, runs: list[FrameRun], offset: int, bytes_max: int, nowait: bool
 ) -> Frames:
-    """Up to what was set aside; raises SetAsideError if that is the first."""
+    """Up to what was set aside, or is damaged; raises that one's error if it is the first."""
     slices: list[memoryview] = []
     size = 0
     frames = _verified(log, runs, nowait)
@@ -185,8 +174,10 @@ def _whole_frames(
             frame, data = next(frames)
         except StopIteration:
             break
-        except SetAsideError:
-            if slices:
+        except BlockingIOError:
+            raise
+        except UNREADABLE:
+            if slices:  # what lies before it
                 break
             raise
         if size and size + len(data) > bytes_max:
@@ -271,6 +262,8 @@ def _as_duemq_error(error: Exception) -> DuemqError:
         return error
     if isinstance(error, (IndexError, FileNotFoundError)):  # retention was faster
         return OffsetOutOfRange(f"offset: just removed ({error})", field="offset")
+    if isinstance(error, DiskFull):  # too many open files
+        return Unavailable(str(error))
     return Corrupt(f"{type(error).__name__}: {error}")
 
 

@@ -5,7 +5,22 @@ than ten minutes: what is found then is near such a step), and the consume queue
 the positions: a binary search of 32-byte entries, without a look at the log.
 """
 
+import logging
+
+from duemq.errors import Corrupt
 from duemq_server.broker.store.queues import Queue
+from duemq_server.storage.errors import StorageError
+
+_log = logging.getLogger(__name__)
+
+
+def found_or_corrupt(queue: Queue, at_ms: int) -> int | Corrupt:
+    """As `first_stored_since`; what cannot be read of one queue is no error of the others'."""
+    try:
+        return first_stored_since(queue, at_ms)
+    except (StorageError, OSError, IndexError) as error:
+        _log.error("%s/%d cannot be searched by time: %s", *queue.key, error)
+        return Corrupt(f"{type(error).__name__}: {error}")
 
 
 def first_stored_since(queue: Queue, at_ms: int) -> int:

@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from duemq_server.broker.store.keys.key_index import KeyIndex
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import CorruptFile
 from duemq_server.storage.indexes import consume_queue
-from duemq_server.storage.indexes.index import FixedIndex
+from duemq_server.storage.indexes.index import REMEDY, FixedIndex
 from duemq_server.storage.open_files import OpenFiles
 
 DIRECTORY = "consumequeue"
@@ -92,18 +93,29 @@ class Queue:
     def page(self, offset: int, count: int, nowait: bool = False) -> memoryview:
         """Up to `count` entries from `offset` on, less only at `max_offset` or at a gap.
 
-        Raises BlockingIOError with `nowait`, IndexError before `min_offset` and in a gap.
+        Raises BlockingIOError with `nowait`, IndexError before `min_offset` and in a gap,
+        CorruptFile, and FileNotFoundError of a topic that was deleted.
         """
         size = consume_queue.ENTRY_BYTES
         count = max(0, min(count, self.max_offset - offset))
-        data = self._index.read(offset, count, nowait)
+        data = self._read(offset, count, nowait)
         while len(data) < count * size:
             got = len(data) // size
             if self.present(offset + got) != offset + got:
                 break
-            rest = self._index.read(offset + got, count - got, nowait)
+            rest = self._read(offset + got, count - got, nowait)
             data = memoryview(b"".join((data, rest)))
         return data
+
+    def _read(self, offset: int, count: int, nowait: bool) -> memoryview:
+        try:
+            return self._index.read(offset, count, nowait)
+        except FileNotFoundError as error:
+            if self.dropped:
+                raise
+            # Not retention, which would be an IndexError: whoever began anew would be here again.
+            path = str(error.filename or error)
+            raise CorruptFile(path, 0, "the file is gone", REMEDY) from error
 
     def entry(self, offset: int) -> tuple[int, ...]:
         """One entry: position, size, frame_back, tag hash, key hash, store_ms."""

@@ -28,6 +28,7 @@ from duemq.errors import (
     ReadOnly,
     Rejected,
     TopicNotFound,
+    Unavailable,
 )
 from duemq.protocol import checks, names
 from duemq.protocol.limits import SERVICE_IDS_FROM
@@ -315,6 +316,8 @@ class Store:
                 "sequence: the batch was stored, but is no longer kept; its due times are unknown",
                 field="sequence",
             ) from error
+        except DiskFull as error:  # too many open files
+            raise Unavailable(str(error)) from error
         except (StorageError, OSError) as error:
             raise Corrupt(f"{type(error).__name__}: {error}") from error
         return frame.decode(entry.body).due_ms.tobytes()

@@ -67,6 +67,13 @@ def duration(ms: int) -> str:
     return f"{seconds} s"
 
 
+def age(ms: int | None) -> str | None:
+    """How long something has waited; None: nothing does, or nobody asked."""
+    if ms is not None and ms < 0:
+        return "unreadable"
+    return duration(ms) if ms else None
+
+
 def exact_duration(ms: int) -> str:
     """A length of time as the command line takes it: `90s`, `2h`."""
     for unit, length in (("h", 3_600_000), ("m", 60_000), ("s", 1_000)):

@@ -13,7 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duemq_server.replication.protocol.epochs import Epochs
-from duemq_server.replication.protocol.messages import Answer, Chunk, Hello, Welcome
+from duemq_server.replication.protocol.messages import (
+    ANOTHER_LEADER,
+    Answer,
+    Chunk,
+    Hello,
+    Welcome,
+)
 from duemq_server.replication.protocol.record import (
     LOG_VERSION,
     Record,
@@ -63,7 +69,7 @@ class Follower:
         if followed.epoch < epochs.last:
             raise Refused(
                 f"the record is of epoch {followed.epoch}, the log of {epochs.last}: the store was"
-                " set back; `duemq broker adopt` the replica that has the most"
+                " set back; `duemq replica adopt` the replica that has the most"
             )
         epochs.truncate(end)  # what came on another stream may not have come to the log
         self.me = me
@@ -147,7 +153,10 @@ class Follower:
                 self.epochs.note(*begin)
         except ValueError as error:  # InvalidEntryError, or an epoch that does not follow
             self.epochs.truncate(chunk.position)
-            raise StreamBroken(f"what came is not whole: {error}") from error
+            raise StreamBroken(
+                f"what came is not whole: {error}; if that stays so, the leader's log is damaged at"
+                f" {chunk.position} or behind: {ANOTHER_LEADER}"
+            ) from error
         self.end = end
         return Extend(chunk.position, memoryview(chunk.data).toreadonly(), end)
 

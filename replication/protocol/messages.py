@@ -22,6 +22,9 @@ CHUNK_BYTES_MAX = 1024 * 1024
 UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
 """Bytes on their way to a follower that it has not called durable."""
 
+ANOTHER_LEADER = "let another replica lead (`duemq replica lead`), whose log is its own"
+"""What helps who follows where a leader's log is damaged."""
+
 
 class Reason(Enum):
     """Why a leader does not let somebody follow."""

@@ -163,7 +163,7 @@ def announced(
     if log_end:
         raise Refused(
             f"the record of {group} is gone, and the log of {me} holds {log_end} bytes:"
-            " see which replica has the most, then `duemq broker adopt` it"
+            " see which replica has the most, then `duemq replica adopt` it"
         )
     if record is None:
         return Record(group, store_id, members, frozenset({me}))
@@ -222,7 +222,7 @@ def taken_over(
     if record.epoch < last_epoch:
         raise Refused(
             f"the record is of epoch {record.epoch}, the log of {last_epoch}: the store was set"
-            " back; `duemq broker adopt` the replica that has the most"
+            " back; `duemq replica adopt` the replica that has the most"
         )
     if record.epoch == 0 and record.missing:
         raise Refused(f"being founded: waiting for {', '.join(record.missing)}")

@@ -22,6 +22,7 @@ from duemq_server.replication.disk_id import DiskId
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.running import servicer
 from duemq_server.replication.running.following.campaign import Campaign
+from duemq_server.replication.running.following.founding import Founding
 from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 from duemq_server.replication.running.metrics import ReplicaCollector
@@ -77,7 +78,8 @@ class Replica:
             self.state,
             self.store,
             self.server.advertised,
-            settings.tls,
+            Founding(settings.nameservers, settings.name, self.service.kind, settings.tls).refusal,
+            tls=settings.tls,
         )
         self.campaign.on_role = self._role_changed
         self.campaign.copy.on_epoch = self._note_epoch

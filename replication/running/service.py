@@ -37,6 +37,11 @@ class Service(Protocol):
     """What is replicated: a broker, a timer shard."""
 
     @property
+    def kind(self) -> str:
+        """As nameservers know it: "broker" or "timer"."""
+        ...
+
+    @property
     def services(self) -> Sequence[ServiceDescriptor]:
         """What clients call; only a leader answers."""
         ...

@@ -127,7 +127,8 @@ class Progress:
     generation: int = 0
     """The newest that took the queue over; 0: none."""
     lag_ms: int = 0
-    """How long the oldest message that is not consumed has been stored; 0: there is none."""
+    """How long the oldest message that is not consumed has been stored; 0: there is none; -1: the
+    broker cannot read it."""
     in_flight: int = 0
     """Handed to a member, neither committed nor sent back; since the broker started."""
     settled: int = 0
@@ -174,7 +175,10 @@ class GroupDescription:
 
     @property
     def lag_ms(self) -> int:
-        """How long the oldest message that is not consumed has been stored; 0: there is none."""
+        """How long the oldest message that is not consumed has been stored; 0: there is none.
+
+        Of the queues that can be read; -1: of none.
+        """
         return max((queue.lag_ms for queue in self.progress), default=0)
 
     @property

@@ -16,7 +16,7 @@ import threading
 from itertools import pairwise
 
 from duemq_server.storage.disk import Buffer, Disk, nbytes, write_all
-from duemq_server.storage.errors import CorruptFile, DiskFailed
+from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull
 from duemq_server.storage.open_files import OpenFiles
 
 NAME_DIGITS = 20
@@ -25,7 +25,7 @@ FILE_BYTES = 8 * 1024 * 1024
 FLUSH_BYTES = 64 * 1024
 """Entries kept in memory before they are written."""
 
-_REMEDY = "It is derived data: remove the checkpoint to have it rebuilt from the log"
+REMEDY = "It is derived data: remove the checkpoint to have it rebuilt from the log"
 
 
 class FixedIndex:
@@ -58,6 +58,7 @@ class FixedIndex:
         names = disk.listdir(directory) if disk.exists(directory) else []
         self._starts = sorted(int(n) for n in names if _is_name(n))  # replaced, never changed
         self.first = self._starts[0] if self._starts else 0
+        self._missing: list[int] = []  # where a file begins that is not there
         self._gaps = self._found_gaps()  # replaced, never changed
         self._flushed = self._end_of(self._starts[-1]) if self._starts else 0
         self.end = self._flushed
@@ -68,11 +69,16 @@ class FixedIndex:
         return start + min(size // self.entry_bytes, self._per_file)
 
     def _found_gaps(self) -> list[tuple[int, int]]:
-        """A file whose successor is not the one of a full file ends at a gap."""
+        """A file whose successor is not the one of a full file ends at a gap.
+
+        If it is full its successor is lost: a gap that begins there has an empty file (`skip_to`).
+        """
         gaps = []
         for start, following in pairwise(self._starts):
             if following != start + self._per_file and (end := self._end_of(start)) < following:
                 gaps.append((end, following))
+                if end == start + self._per_file:
+                    self._missing.append(end)
         return gaps
 
     def _path(self, start: int) -> str:
@@ -108,8 +114,11 @@ class FixedIndex:
                 self._gaps = self._gaps[:-1]
                 if self._starts[-1] == start:
                     self._remove(start)  # said that the file before is not full
-            if number == self._starts[-1] + self._per_file:
-                self._new_file(start)  # else it would look as if the file before were full
+            full = self._starts[-1] + self._per_file
+            # Else it would look as if the file before were full, or one behind it were lost: but
+            # where both are so, the gap is as long as a file, and a start rebuilds the index.
+            if number == full or (start == full and number != full + self._per_file):
+                self._new_file(start)
             self._gaps = [*self._gaps, (start, number)]
             self._flushed = self.end = number
             self._new_file(number)
@@ -169,6 +178,9 @@ class FixedIndex:
                 file.fdatasync()
             if new_names:
                 self._disk.fsync_dir(self.directory)
+        except DiskFull:  # too many open files: the names are still to be synced
+            self._new_names = True
+            raise
         except DiskFailed as error:
             self._failure = error
             raise
@@ -211,7 +223,7 @@ class FixedIndex:
             raise
         data = file.pread(count * self.entry_bytes, offset, nowait)
         if len(data) < count * self.entry_bytes:
-            raise CorruptFile(path, offset + len(data), "entries are missing", _REMEDY)
+            raise CorruptFile(path, offset + len(data), "entries are missing", REMEDY)
         return data
 
     def _gone(self, number: int) -> IndexError:
@@ -242,8 +254,12 @@ class FixedIndex:
     def truncate(self, end: int) -> None:
         """Drops all entries from number `end` on.
 
-        Raises IndexError if the index does not reach `end`, starts after it or left it out.
+        Raises IndexError if the index does not reach `end`, starts after it or left it out, and
+        CorruptFile if a file is lost before it.
         """
+        for start in self._missing:
+            if start < end:
+                raise CorruptFile(self._path(start), 0, "the file is gone", REMEDY)
         in_gap = any(start < end < past for start, past in self._gaps)
         if in_gap or not self.first <= end <= self.end:
             raise IndexError(
@@ -267,7 +283,7 @@ class FixedIndex:
         with self._flush_lock:
             for start in self._starts:
                 self._remove(start)
-            self._gaps = []
+            self._gaps, self._missing = [], []
             with self._lock:
                 self._tail.clear()
                 self.first = self._flushed = self.end = first

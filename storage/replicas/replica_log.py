@@ -48,6 +48,7 @@ class ReplicaLog(SegmentedLog):
         """What `recover` found to have been committed: the least that it can have been."""
         self.catching_up = catching_up.is_set(self.directory, self._disk)
         """Entries may claim more than is durable here."""
+        self._clearing = False  # its file may be gone already
         self._claims: deque[tuple[int, int]] = deque()  # (position, claim) of runs that wait
         self._claimed = 0  # the highest claim that was written
 
@@ -105,9 +106,9 @@ class ReplicaLog(SegmentedLog):
             while self._claims and self._claims[0][0] < first:
                 self._claims.popleft()
             claim = max((claim for at, claim in self._claims if at <= last), default=0)
-        if claim > self.durable_position and not self.catching_up:
+        if claim > self.durable_position and (self._clearing or not self.catching_up):
             catching_up.set_durably(self.directory, self._disk)
-            self.catching_up = True
+            self.catching_up, self._clearing = True, False
         self._claimed = max(self._claimed, claim)
 
     def extend(self, position: int, runs: Sequence[Buffer]) -> int:
@@ -152,8 +153,9 @@ class ReplicaLog(SegmentedLog):
                     f"{self._claimed} is claimed to be durable, here {self.durable_position} is"
                 )
             if self.catching_up:
+                self._clearing = True
                 catching_up.clear_durably(self.directory, self._disk)
-                self.catching_up = False
+                self.catching_up = self._clearing = False
 
     # -- what the leader's log has not ------------------------------------
 

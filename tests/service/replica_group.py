@@ -190,6 +190,7 @@ class LinesTerm:
 
 
 class LinesService:
+    kind = "broker"
     services = ()
 
     def __init__(self, directory: Path, disk: SmallDisk) -> None:
@@ -227,6 +228,7 @@ class Member:
             replica=own,
             replicas=names,
             listen=f"127.0.0.1:{self.port.getsockname()[1]}",
+            nameservers=settings.pop("nameservers", ("127.0.0.1:1",)),
             **{"name": "lines", "lease_store": f"file:{root / 'leases'}", **settings},
         )
         self.task: asyncio.Task[None] | None = None

@@ -79,3 +79,25 @@ async def test_who_fails_ends_with_a_status_and_a_line(tmp_path: Path) -> None:
     assert len(lived(lives)) == 1
     assert "DiskFailed: as it happens" in logged
     assert "Traceback" not in logged
+
+
+OPEN_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4_096))
+from duemq_server.serving import process
+from duemq_server.serving.settings import ProcessSettings
+
+async def serve(settings, stop):
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+sys.exit(process.main("opens", ProcessSettings, serve, []))
+"""
+
+
+async def test_a_process_may_open_as_many_files_as_it_is_ever_allowed_to() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OPEN_FILES), stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(WAIT_S):
+        said, _ = await process.communicate()
+    assert said.split() == [b"4096", b"4096"]

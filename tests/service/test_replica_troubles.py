@@ -7,7 +7,7 @@ import pytest
 
 from duemq.errors import InvalidArgument
 from duemq_server.replication.stores.store import StoreError
-from tests.service.replica_group import SEGMENT_BYTES, Group, Member
+from tests.service.replica_group import KIND, SEGMENT_BYTES, Group, Member
 from tests.service.replica_network import FAST, LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
@@ -236,3 +236,36 @@ async def test_a_slow_catch_up_is_no_silence(running):
         await until(lambda: follower.lines == [LINE, b"with the new disk"])
         reasons = [change.reason for change in follower.replica.campaign.history.changes]
         assert not any("silent" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("byte", [4, 60])
+async def test_a_leader_whose_log_is_damaged_is_said_to_be(tmp_path, byte):
+    """Nobody can follow it from there: another one has its own copy."""
+    lines = Group(tmp_path, 3)
+    lines.start()
+    try:
+        leader = await lines.in_sync(3)
+        for number in range(30):
+            await leader.term.write(b"line %d " % number + bytes(100))
+        other, third = (each for each in lines.members.values() if each is not leader)
+        await other.kill()
+        shutil.rmtree(other.directory)
+        entries = leader.term.state.log.entries(0)
+        at = next(entry.position for entry in entries if entry.kind == KIND)
+        segment = leader.directory / "log" / ("0" * 20)
+        flip(segment, at + byte)
+        other.start()
+        await until(lambda: "let another replica lead" in other.reason)
+        flip(segment, at + byte)  # else it would not start as a follower here, which reads all
+        await leader.replica.operators.hand_over(third.name)
+        await until(lambda: len(other.lines) == 30)
+    finally:
+        await lines.stop()
+
+
+def flip(path, at):
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 255]))

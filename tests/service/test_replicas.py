@@ -12,7 +12,7 @@ from duemq_server.replication.protocol.record import MemberChange
 from duemq_server.replication.running import process
 from duemq_server.replication.running.leading import members
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from tests.service.replica_group import Group
+from tests.service.replica_group import KIND, Group, Lines
 from tests.service.running_cluster import until
 
 
@@ -20,10 +20,11 @@ from tests.service.running_cluster import until
 async def group(tmp_path):
     groups = []
 
-    def make(count, **settings):
+    def make(count, *, started=True, **settings):
         made = Group(tmp_path, count, **settings)
         groups.append(made)
-        made.start()
+        if started:
+            made.start()
         return made
 
     yield make
@@ -35,6 +36,12 @@ async def lines_of(member, count):
     """What it has applied, once that are so many."""
     await until(lambda: len(member.lines) >= count)
     return member.lines
+
+
+def in_its_record(member):
+    """How many are, as it saw it last."""
+    record = member.replica.record if member.replica is not None else None
+    return len(record.in_sync) if record is not None else 0
 
 
 async def until_it_has_looked(leader):
@@ -60,6 +67,27 @@ async def test_two_replicas_found_a_group_and_hold_the_same(group):
     (other,) = [each for each in lines.members.values() if each is not leader]
     assert await lines_of(other, 100) == [b"line %d" % number for number in range(100)]
     assert other.replica.state.store_id == leader.replica.state.store_id
+
+
+async def test_a_log_from_before_there_were_replicas_is_the_groups_also_if_it_comes_last(group):
+    """Pods start side by side: empty replicas wait in the record by then."""
+    lines = group(3, started=False)
+    last = lines.members["c"]
+    last.directory.mkdir(parents=True)
+    before = Lines(last.directory, 77, last.disk)
+    for number in range(10):
+        before.log.append(KIND, [b"line %d" % number])
+    before.log.write_pending()
+    before.close()
+    lines.members["a"].start()
+    lines.members["b"].start()
+    await until(lambda: in_its_record(lines.members["a"]) == 2)
+    last.start()
+    leader = await lines.in_sync(3)
+    await leader.term.write(b"line 10")
+    histories = await lines.histories(b"line 10")
+    assert set(map(tuple, histories.values())) == {tuple(b"line %d" % n for n in range(11))}
+    assert {each.replica.state.store_id for each in lines.members.values()} == {77}
 
 
 async def test_a_clean_stop_hands_over_and_nothing_is_lost(group):

@@ -21,7 +21,7 @@ import numpy as np
 
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
-from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.catalog import Block, Catalog
 from duemq_server.timer_service.far.key_filter import KeyFilter
@@ -221,7 +221,7 @@ class _Reader:
             if self._file is None:
                 self._file = self._disk.open(self._path)
             return memoryview(self._file.pread(length, position))
-        except OSError as error:
+        except (OSError, DiskFull) as error:
             raise CorruptFile(self._path, position, str(error), block.REMEDY) from error
 
     def index(self, each: Block) -> block.Index:

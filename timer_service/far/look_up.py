@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
-from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.candidates import Asked, candidates
 from duemq_server.timer_service.far.catalog import ANY, Block, Catalog, Ranges, Table, ranges_of
@@ -330,7 +330,7 @@ class _Reader:
             data = self._file.pread(each.index_length, each.position)
             body = record.decode(data, 0, each.position).body
             return body, block.rows_at(body)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, DiskFull) as error:
             raise CorruptFile(
                 self._path, each.position, f"block index: {error}", block.REMEDY
             ) from error

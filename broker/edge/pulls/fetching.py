@@ -90,7 +90,9 @@ class FrameFetches:
         share = await self._unsent.take(peer, bytes_max)
         try:
             frames = await self._disk.read(
-                partial(reader.read_frames, self._store.log, queue, offset, bytes_max)
+                partial(reader.read_frames, self._store.log, queue, offset, bytes_max),
+                queue,
+                offset,
             )
         except BaseException:
             share.give_back()

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import DiskFailed, StorageError
+from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 from duemq_server.storage.indexes import key_run
 from duemq_server.storage.indexes.key_run import KeyRun
 
@@ -130,6 +130,8 @@ class KeyIndex:
                 return run.find(key_hash, low, high, limit)
             finally:
                 file.close()
+        except DiskFull:  # too many open files
+            return None
         except (StorageError, OSError) as error:
             if base in self._bases:  # else retention was faster
                 log.warning("building a key run anew: %s", error)

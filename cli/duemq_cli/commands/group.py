@@ -17,7 +17,7 @@ from duemq_cli import completion
 from duemq_cli.commands import offsets
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
-from duemq_cli.text import duration, exact_duration, local_time
+from duemq_cli.text import age, duration, exact_duration, local_time
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,7 +62,7 @@ def list_groups(session: Session, /, system: bool, no_lag: bool) -> Exit:
             "coordinator": each.coordinator,
             "lag": each.lag,
             "lag_ms": each.lag_ms,
-            "age": duration(each.lag_ms) if each.lag_ms else None,
+            "age": age(each.lag_ms),
         }
         for each in found
         if system or not is_system(each.name)
@@ -177,7 +177,7 @@ def _print(session: Session, found: GroupDescription) -> None:
         f"generation {found.generation}, strategy {found.strategy or '-'}"
     )
     say(
-        f"  lag {found.lag:,} messages, the oldest {duration(found.lag_ms)} old; "
+        f"  lag {found.lag:,} messages, the oldest {age(found.lag_ms) or duration(0)} old; "
         f"{found.consumed_per_s:,.1f} a second; {found.in_flight:,} in flight"
     )
     say(
@@ -210,7 +210,7 @@ def _print(session: Session, found: GroupDescription) -> None:
             "offset": each.offset,
             "end": each.max_offset,
             "lag": each.lag,
-            "age": duration(each.lag_ms) if each.lag_ms else None,
+            "age": age(each.lag_ms),
             "in_flight": each.in_flight,
             "per_s": each.consumed_per_s,
             "committed": each.last_commit_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from duemq.settings import Tls
 from duemq_server.replication.protocol import record as records
@@ -44,9 +44,14 @@ class Campaign:
         state: ReplicaState,
         store: RecordStore,
         address: str,
+        not_to_found: Callable[[int], Awaitable[str]] | None = None,
+        *,
         tls: Tls | None = None,
     ) -> None:
-        """`address`: where others reach this replica."""
+        """`address`: where others reach this replica.
+
+        `not_to_found` says, at that time, why no group is to be founded with an empty log.
+        """
         self.me = me
         self.found: Found | None = None
         """The record as it was seen last."""
@@ -66,6 +71,7 @@ class Campaign:
         self._times = times
         self._store = store
         self._address = address
+        self._not_to_found = not_to_found
         self._election = Election(me, random.random, times, address)
         self._news = asyncio.Event()
         self._looked_ms = 0
@@ -146,13 +152,18 @@ class Campaign:
             log.info("%s%s", role, f": {reason}" if reason else "")
 
     async def _announce(self) -> None:
-        """Rule 7; a log from before there were replicas is the group's if nobody else was there."""
+        """Rule 7; a log from before there were replicas is the group's if nobody else was there,
+        or none but empty ones, whichever came first."""
         found, state = self.found, self._state
         known = found.record if found is not None else None
         end = state.log.end_position
-        if known is None and end and not self.copy.epochs.last:
+        founding = known is None or not known.epoch
+        absent = known is None or self.me not in known.in_sync
+        if founding and absent and not end:
+            await self._check_founding()
+        if founding and end and not self.copy.epochs.last:
             wanted: Record | None = records.adopted(
-                None,
+                known,
                 group=self._group,
                 members=self._members,
                 me=self.me,
@@ -170,6 +181,13 @@ class Campaign:
             )
         if wanted is not None:
             await self._swap(wanted)
+
+    async def _check_founding(self) -> None:
+        """Raises Refused."""
+        if self._not_to_found is None:
+            return
+        if reason := await self._not_to_found(steady_ms()):
+            raise Refused(reason)
 
     async def _swap(self, wanted: Record) -> str | None:
         """The new version; None: somebody was faster, or nobody answered."""

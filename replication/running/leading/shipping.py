@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from duemq.errors import Corrupt
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import Hello, Welcome
+from duemq_server.replication.protocol.messages import ANOTHER_LEADER, Hello, Welcome
 from duemq_server.replication.protocol.record import ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
 from duemq_server.serving.clock import steady_ms
+from duemq_server.storage.errors import StorageError
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 
 log = logging.getLogger(__name__)
@@ -168,9 +170,12 @@ class Shipping:
         if self._is_throttled(number):  # no more than for one pause, or little
             rate = self.rate * PACE_MS // 1000
             bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
-        if self._log.written_position - position <= INLINE_BYTES:
-            return self._log.read_run(position, bytes_max)
-        return await asyncio.to_thread(self._log.read_run, position, bytes_max)
+        try:
+            if self._log.written_position - position <= INLINE_BYTES:
+                return self._log.read_run(position, bytes_max)
+            return await asyncio.to_thread(self._log.read_run, position, bytes_max)
+        except (StorageError, OSError) as error:
+            raise Corrupt(f"its log cannot be read: {error}; {ANOTHER_LEADER}") from error
 
     async def _throttle(self, number: int, size: int) -> None:
         """Who is not in sync gets `catch_up_rate` at most: the living come first."""

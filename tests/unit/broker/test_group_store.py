@@ -139,6 +139,27 @@ async def test_a_file_from_before_there_were_replicas_goes_into_the_log(world: W
     assert not disk.exists(path)
 
 
+async def test_a_damaged_file_keeps_no_broker_from_its_start(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The groups have moved here, as it were: nobody's queues are given away before all is told."""
+    disk, file = world.leader.disk, GroupFile(DATA, world.leader.disk)
+    world.join("g", "m1")
+    await file.save(world.coordinator.table)
+    disk.flip(f"{DATA}/{GROUPS_FILE}", 30)
+    again = empty()
+    file.restore(again.table, NOW_MS)
+    assert f"{DATA}/{GROUPS_FILE}" in caplog.text
+    again.join(Hello("g", "m2", {"orders": TopicFilter()}, generation=7), NOW_MS)
+    assert (
+        again.group("g").hold_until_ms == NOW_MS + again.group("g").members["m2"].session_timeout_ms
+    )
+    await file.save(again.table)
+    restored = empty()
+    file.restore(restored.table, NOW_MS)
+    assert (restored.group("g").absent or {}).keys() == {"m2"}
+
+
 async def test_what_a_full_disk_refused_is_saved_when_there_is_space(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,7 +9,7 @@ from duemq import errors
 from duemq.errors import MissingBroker
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.output import Output, error_fields
-from duemq_cli.text import duration, exact_duration, local_time, shown
+from duemq_cli.text import age, duration, exact_duration, local_time, shown
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
 
@@ -176,3 +176,10 @@ def test_a_table_in_a_pipe_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) 
 def test_a_time_is_shown_to_the_millisecond(epoch_ms: int) -> None:
     shown_ms = datetime.fromisoformat(local_time(epoch_ms)) - datetime(1970, 1, 1, tzinfo=UTC)
     assert shown_ms == timedelta(milliseconds=epoch_ms)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(None, None), (0, None), (-1, "unreadable"), (90_000, "90 s")]
+)
+def test_an_age_is_none_where_nothing_waits(ms: int | None, text: str | None) -> None:
+    assert age(ms) == text

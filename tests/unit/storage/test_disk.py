@@ -66,6 +66,28 @@ def test_errors_of_a_write_are_told_apart(
         file.pwritev([b"x"], 0)
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_pass_as_a_full_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    disk, path = RealDisk(), str(tmp_path / "file")
+    disk.open(path, create=True).close()
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        for opening in (
+            lambda: disk.open(path),
+            lambda: disk.open(path, create=True),
+            lambda: disk.fsync_dir(str(tmp_path)),
+        ):
+            with pytest.raises(DiskFull, match=os.strerror(number)):
+                opening()
+    disk.fsync_dir(str(tmp_path))
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_every_error_of_a_sync_is_final(
     file: RealFile, monkeypatch: pytest.MonkeyPatch, number: int

@@ -206,6 +206,20 @@ def test_whole_old_segments_are_deleted_and_never_the_last() -> None:
     assert again.start_position == 1904
 
 
+def test_a_segment_that_somebody_took_away_is_damage() -> None:
+    """Retention takes the oldest alone: a reader that took it for that would come back for ever."""
+    disk = FaultyDisk()
+    log = opened(disk)
+    positions = committed(log, *numbered(20))
+    log._files.close()
+    for segment in log.segments[:2]:
+        disk.unlink(segment.path)
+    with pytest.raises(CorruptLog, match="the file is gone"):
+        log.read_entry(positions[8])
+    with pytest.raises(IndexError):
+        log.read_entry(positions[0])
+
+
 def test_a_segment_that_cannot_be_removed_stays_the_oldest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.errors import InvalidArgument
+from duemq.errors import Corrupt, InvalidArgument, Unavailable
 from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import lookup, time_search
@@ -16,6 +16,8 @@ from duemq_server.broker.reading.lookup import LookupStart, MessageQuery
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
+from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.tools import set_aside
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import FakeBatch
 
@@ -97,6 +99,10 @@ def record_of(entry: memoryview | bytes) -> message_pb2.Record:
     return message_pb2.RecordBatch.FromString(bytes(entry)).records[0]
 
 
+def entry_of(record: message_pb2.Record) -> bytes:
+    return message_pb2.RecordBatch(records=[record]).SerializeToString()
+
+
 def by_key(key: str, **times: int) -> MessageQuery:
     return MessageQuery(
         **times, key_hash=text_hash(key.encode()), matches=lambda e: record_of(e).key == key
@@ -112,8 +118,15 @@ def by_id(message_id: str, **times: int) -> MessageQuery:
 
 
 def walk(store: Store, query: MessageQuery, records_max: int = 3, **bounds: int) -> list[Stored]:
-    """All steps; none may stand still."""
     found: list[Stored] = []
+    walk_into(found, store, query, records_max, **bounds)
+    return found
+
+
+def walk_into(
+    found: list[Stored], store: Store, query: MessageQuery, records_max: int = 3, **bounds: int
+) -> None:
+    """All steps; none may stand still."""
     place: LookupStart | None = LookupStart(0, 0)
     while place is not None:
         step = lookup.search(
@@ -124,9 +137,8 @@ def walk(store: Store, query: MessageQuery, records_max: int = 3, **bounds: int)
             Stored(each.queue_id, each.offset, each.store_ms, record_of(each.entry))
             for each in step.found
         ]
-        assert step.following is None or step.following > place
+        assert step.following is None or step.following.unread or step.following > place
         place = step.following and lookup.decode_cursor(lookup.encode_cursor(step.following))
-    return found
 
 
 bounds_strategy = st.fixed_dictionaries(
@@ -205,6 +217,54 @@ def test_a_topic_that_is_deleted_meanwhile_has_no_first() -> None:
     store.delete_topic("orders")
     store.tables.erase_deleted(store.snapshot())
     assert time_search.first_stored_since(queue, 1_005) == queue.max_offset
+
+
+@given(bounds_strategy)
+def test_a_queue_that_cannot_be_read_comes_last(bounds) -> None:
+    disk = FaultyDisk()
+    store, stored = filled([(number % 2, 1, [("a", 100)]) for number in range(20)], disk)
+    queues = store.queues_of("orders")
+    queues[0].sync()
+    [path] = [each for each in disk.paths if "/orders." in each and "/0/" in each]
+    disk.chop(path, 0)
+    found: list[Stored] = []
+    with pytest.raises(CorruptFile, match=path):
+        walk_into(found, store, by_key("a"), **bounds)
+    assert found == [each for each in stored if each.queue_id == 1]
+
+
+@given(bounds_strategy, st.sampled_from([1, 3, 1_000]))
+def test_a_damaged_frame_hides_what_lies_behind_it_in_its_queue_alone(bounds, records_max) -> None:
+    disk = FaultyDisk()
+    store, stored = filled([(number % 2, 1, [("a", 100)]) for number in range(20)], disk)
+    disk.flip("/data/commitlog/00000000000000000000", store.queue("orders", 0).frame_at(5) + 40)
+    found: list[Stored] = []
+    with pytest.raises(Corrupt):
+        walk_into(found, store, by_key("a"), records_max, **bounds)
+    assert found == [each for each in stored if each.queue_id == 1 or each.offset < 5]
+
+
+@pytest.mark.parametrize("query", [by_key("a"), by_id("id-18"), MessageQuery(from_ms=1)])
+def test_what_was_set_aside_is_passed_over_unless_it_is_asked_for(query: MessageQuery) -> None:
+    disk = FaultyDisk()
+    store, stored = filled([(0, 1, [("a", 100)]) for _ in range(20)], disk)
+    position = store.queue("orders", 0).frame_at(5)
+    disk.flip("/data/commitlog/00000000000000000000", position + 40)
+    set_aside.set_aside("/data/commitlog", position, disk)
+    assert walk(store, query) == [
+        each for each in stored if each.offset != 5 and query.matches(entry_of(each.record))
+    ]
+    with pytest.raises(Corrupt):
+        lookup.search(store.log, store.queues_of("orders"), MessageQuery(), LookupStart(0, 5), 1)
+
+
+def test_a_queue_that_can_be_read_again_does_not_stand_for_the_others() -> None:
+    """It may be one of several that could not be read."""
+    store, _ = filled([(number % 2, 1, [("a", 100)]) for number in range(20)])
+    with pytest.raises(Unavailable):
+        lookup.search(
+            store.log, store.queues_of("orders"), by_key("a"), LookupStart(0, 4, (0, 4)), 3
+        )
 
 
 @pytest.mark.parametrize("cursor", [b"x", bytes(17), lookup.encode_cursor(LookupStart(1, 2))[::-1]])

@@ -3,6 +3,7 @@
 import dataclasses
 import struct
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -27,13 +28,14 @@ from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.records import refused_fires
 from duemq_server.broker.records.timer_claims import Service
-from duemq_server.broker.store import checkpoint_state, journal, recovery
+from duemq_server.broker.store import checkpoint_state, journal, queues, recovery
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
 from duemq_server.storage.tools.check import check_consume_queues, check_log
@@ -291,6 +293,26 @@ def test_a_start_without_checkpoint_ignores_stale_consume_queues() -> None:
     again = opened(disk)
     assert records(again, "orders") == sent.records
     assert again.queue("orders", 0).max_offset == 1
+
+
+def test_a_consume_queue_that_has_lost_a_file_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It looked like offsets that the log has lost, which all step over."""
+    monkeypatch.setattr(queues, "FixedIndex", partial(FixedIndex, file_bytes=10 * 32))
+    disk = FaultyDisk()
+    store = opened(disk)
+    for _ in range(45):
+        store.send(batch([b"a"]), NOW_MS)
+    save(store, disk)
+    [lost] = [each for each in disk.paths if "/orders." in each and each.endswith("10")]
+    disk.unlink(lost)
+    again = opened(disk)
+    queue = again.queue("orders", 0)
+    assert [queue.present(offset) for offset in range(45)] == list(range(45))
+    assert queue.records_from(0) == 45
+    assert records(again, "orders") == batch([b"a"]).records * 45
+    assert lost in caplog.text
 
 
 def test_records_that_retention_removed_are_gone_after_a_start_too() -> None:

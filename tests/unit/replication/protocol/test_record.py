@@ -76,7 +76,7 @@ def test_an_emptied_replica_takes_its_own_place_while_the_group_is_founded() -> 
 
 @pytest.mark.parametrize("record", [None, Record("orders", 7, NAMES, frozenset({B}))])
 def test_a_log_that_is_not_empty_founds_nothing(record: Record | None) -> None:
-    with pytest.raises(Refused, match=r"holds 64 bytes.*duemq broker adopt"):
+    with pytest.raises(Refused, match=r"holds 64 bytes.*duemq replica adopt"):
         announced(record, A, log_end=64)
 
 

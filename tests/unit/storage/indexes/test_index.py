@@ -56,6 +56,24 @@ def test_entries_are_read_from_memory_and_from_files() -> None:
     assert bytes(index.read(27, 5)) == b""
 
 
+def test_names_that_too_many_open_files_kept_from_the_disk_are_synced_with_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    index = filled(disk, 25)
+
+    def fail(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "fsync_dir", fail)
+        with pytest.raises(DiskFull):
+            index.sync()
+    assert index.dirty
+    index.sync()
+    assert read_all(opened(disk.after_power_cut(None))) == list(range(25))
+
+
 def test_many_small_appends_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "FLUSH_BYTES", 64)
     disk = FaultyDisk()
@@ -95,6 +113,41 @@ def test_flushed_entries_survive_a_kill() -> None:
     disk = FaultyDisk()
     filled(disk, 33).flush()
     assert read_all(opened(disk.after_kill())) == list(range(33))
+
+
+def test_a_file_that_is_lost_is_no_gap() -> None:
+    disk = FaultyDisk()
+    filled(disk, 45).sync()
+    disk.unlink(f"{PATH}/{PER_FILE:020d}")
+    index = opened(disk)
+    with pytest.raises(CorruptFile, match="gone"):
+        index.truncate(45)
+    index.truncate(PER_FILE)  # it is not needed for that
+    assert read_all(opened(disk)) == list(range(PER_FILE))
+
+
+def test_what_is_made_anew_has_lost_no_file() -> None:
+    disk = FaultyDisk()
+    filled(disk, 45).sync()
+    disk.unlink(f"{PATH}/{PER_FILE:020d}")
+    index = opened(disk)
+    index.reset(0)
+    index.append(entries(*range(45)))
+    index.truncate(44)
+    assert read_all(index) == list(range(44))
+
+
+@pytest.mark.parametrize("number", [21, 29, 31, 45])
+def test_a_gap_behind_a_full_file_is_no_lost_one(number: int) -> None:
+    disk = FaultyDisk()
+    index = filled(disk, 2 * PER_FILE)
+    index.skip_to(number)
+    index.append(entries(number, number + 1))
+    index.sync()
+    again = opened(disk.after_power_cut(None))
+    again.truncate(number + 1)
+    assert again.present(2 * PER_FILE) == number
+    assert bytes(again.read(number, 5)) == entries(number)
 
 
 @pytest.mark.parametrize("end", [0, 1, 9, 10, 11, 20, 24, 25])
