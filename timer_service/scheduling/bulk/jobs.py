@@ -7,6 +7,10 @@ reached by then (`fences`) tell for good, for a timer that was shifted has an of
 So a job that goes on after a crash begins anew, and finds what is left; no place is noted.
 
 One job at a time is open.  Those that are over are remembered, for whoever got no answer.
+
+Jobs take their turns as they were accepted, but for a cancel that comes while a shift or a move
+waits for space on the disk, which it makes: it goes first, and the other one stands behind it,
+where that comes to the same (`Which.may_pass`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from duemq.protocol.due import DUE_MS_MAX
 from duemq_server.timer_service.timers.log_entries import SourceId
 
 REMEMBERED_MAX = 1_000
@@ -36,6 +41,23 @@ class Which(NamedTuple):
     def brings(self) -> bool:
         """Whether they come again, with new handles."""
         return self.by_ms is not None or bool(self.to_topic)
+
+    def may_pass(self, first: Which) -> bool:
+        """Whether it may be done before one that was accepted first, and brings timers anew.
+
+        It must be a cancel that means a timer, or does not, whether the other one has been at it or
+        not.  While it is at work the other one stands still: so it misses none.
+        """
+        if self.brings:
+            return False
+        if self.topic not in (first.topic, first.to_topic):
+            return True
+        if first.to_topic:
+            return bool(self.key_prefix)  # those with keys stay where they are
+        mine, its = self.key_prefix, first.key_prefix
+        if not (mine.startswith(its) or its.startswith(mine)):
+            return True
+        return self.from_ms == 0 and self.to_ms > DUE_MS_MAX
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,18 +101,29 @@ class BulkJobs:
 
     def __init__(self) -> None:
         self.open: Job | None = None
+        self.behind: Job | None = None
+        """It was open, and goes on when the one that is now is over."""
         self._over: dict[bytes, Job] = {}
 
     def find(self, job_id: bytes) -> Job | None:
         """A job that is open or remembered."""
-        if self.open is not None and self.open.id == job_id:
-            return self.open
+        for job in (self.open, self.behind):
+            if job is not None and job.id == job_id:
+                return job
         return self._over.get(job_id)
 
     @property
     def known(self) -> list[Job]:
         """All that are open or remembered."""
-        return [*self._over.values(), *([self.open] if self.open is not None else [])]
+        return [*self._over.values(), *filter(None, (self.behind, self.open))]
+
+    def begin(self, job: Job) -> None:
+        """It is accepted, in front of one that is open; or it is that one, which goes on."""
+        if self.behind is not None and self.behind.id == job.id:
+            self.behind = None
+        elif self.open is not None and self.open.id != job.id:
+            self.behind = self.open
+        self.open = job
 
     def finish(self, now_ms: int, problem: str) -> None:
         """The open job is over."""
@@ -116,4 +149,4 @@ class BulkJobs:
             if each.over_ms:
                 self._over[each.id] = each
             else:
-                self.open = each
+                self.begin(each)
