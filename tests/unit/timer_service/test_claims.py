@@ -137,7 +137,7 @@ class Offsets:
         self.gives_up = False
 
     async def CommitOffsets(
-        self, request: broker_pb2.CommitOffsetsRequest, timeout: float
+        self, request: broker_pb2.CommitOffsetsRequest, **_: object
     ) -> broker_pb2.CommitOffsetsResponse:
         if self.gives_up:
             self.late += request.commits
