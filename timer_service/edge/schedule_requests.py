@@ -44,6 +44,7 @@ class ScheduleRequests:
         check_request_id(request.request_id)
         self._links.check_may_serve()
         timer_keys.check_keyed_topic(request.topic)
+        await self._links.check_may_take()
         decided = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
         if decided is None:  # a repeat is answered though the topic is gone by now
             _check_queue(request, await topic_queues(self._links, request.topic))
