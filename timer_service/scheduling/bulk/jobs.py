@@ -25,6 +25,8 @@ from duemq_server.timer_service.timers.log_entries import SourceId
 
 REMEMBERED_MAX = 1_000
 KEEP_MS = 24 * 3_600_000
+PASSED_MS_MAX = KEEP_MS // 24
+"""Between two looks no more than this has passed: the rest is a clock that was set, or a downtime."""
 
 
 class Which(NamedTuple):
@@ -104,6 +106,7 @@ class BulkJobs:
         self.behind: Job | None = None
         """It was open, and goes on when the one that is now is over."""
         self._over: dict[bytes, Job] = {}
+        self._now_ms = 0  # as of the last look; 0: there was none
 
     def find(self, job_id: bytes) -> Job | None:
         """A job that is open or remembered."""
@@ -127,6 +130,7 @@ class BulkJobs:
 
     def finish(self, now_ms: int, problem: str) -> None:
         """The open job is over."""
+        self._follow(now_ms)
         job, self.open = self.open, None
         assert job is not None
         job.over_ms, job.problem, job.fences = now_ms, problem, {}
@@ -135,9 +139,22 @@ class BulkJobs:
             del self._over[next(iter(self._over))]
 
     def expire(self, now_ms: int) -> None:
-        """Forgets what is past its time."""
+        """Forgets what is past its time.
+
+        Of a job that was forgotten too early a repeat would shift all a second time.
+        """
+        self._follow(now_ms)
         for old in [each.id for each in self._over.values() if each.over_ms + KEEP_MS < now_ms]:
             del self._over[old]
+
+    def _follow(self, now_ms: int) -> None:
+        """Ages are of what passes between looks: a clock may be set."""
+        last_ms = self._now_ms or max((each.over_ms for each in self._over.values()), default=0)
+        passed_ms, self._now_ms = now_ms - last_ms, now_ms
+        jump_ms = passed_ms - min(max(passed_ms, 0), PASSED_MS_MAX)
+        if jump_ms:
+            for each in self._over.values():
+                each.over_ms = max(1, each.over_ms + jump_ms)
 
     def saved(self) -> list[dict[str, Any]]:
         """For a checkpoint."""

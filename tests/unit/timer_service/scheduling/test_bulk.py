@@ -323,8 +323,50 @@ def test_a_bounded_number_of_jobs_is_remembered_for_a_day() -> None:
     jobs = world.scheduler.bulk
     assert jobs.find(bytes(16)) is None
     assert jobs.find((1).to_bytes(16, "big")) is not None
+    for now_ms in range(START_MS, START_MS + KEEP_MS + 2, KEEP_MS // 24):
+        assert jobs.saved()
+        jobs.expire(now_ms)
     jobs.expire(START_MS + KEEP_MS + 1)
     assert jobs.saved() == []
+
+
+def test_a_job_that_is_over_just_after_the_clock_was_set_is_remembered() -> None:
+    world = far_world(FAR_MS)
+    jobs = world.scheduler.bulk
+    finish(world, begun(world, ALL._replace(topic="other"))[1])
+    jobs.expire(START_MS)
+    world.now_ms -= 2 * KEEP_MS
+    job = accept(world.scheduler, b"k" * 16, ALL, world.now_ms)
+    finish(world, Walk(world.scheduler, job))
+    jobs.expire(world.now_ms + 1_000)
+    assert [each.id for each in jobs.known] == [ID, job.id]
+
+
+@pytest.mark.parametrize("by_ms", [2 * KEEP_MS, -2 * KEEP_MS, -START_MS])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_clock_that_is_set_forgets_no_job(killed: bool, by_ms: int) -> None:
+    """Whoever got no answer asks again, and would shift what was shifted."""
+    world = far_world(FAR_MS)
+    job, walk = begun(world, ALL._replace(by_ms=60_000))
+    finish(world, walk)
+    now_ms = START_MS
+    for _ in range(3):
+        now_ms += 1_000
+        world.scheduler.bulk.expire(now_ms)
+    if killed:
+        world.sync()
+        world.kill()
+    now_ms += by_ms
+    for _ in range(3):
+        now_ms += 1_000
+        world.scheduler.bulk.expire(now_ms)
+    found = world.scheduler.bulk.find(job.id)
+    assert found is not None
+    assert found.over_ms
+    for _ in range(25):
+        now_ms += KEEP_MS // 24
+        world.scheduler.bulk.expire(now_ms)
+    assert world.scheduler.bulk.find(job.id) is None
 
 
 def test_a_job_s_offsets_are_those_of_timers_that_were_there() -> None:
