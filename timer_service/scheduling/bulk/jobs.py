@@ -26,7 +26,7 @@ from duemq_server.timer_service.timers.log_entries import SourceId
 REMEMBERED_MAX = 1_000
 KEEP_MS = 24 * 3_600_000
 PASSED_MS_MAX = KEEP_MS // 24
-"""Between two looks no more than this has passed: the rest is a clock that was set, or a downtime."""
+"""Between two looks no more has passed: the rest is a clock that was set, or a downtime."""
 
 
 class Which(NamedTuple):
