@@ -5,7 +5,8 @@ long as it took, so that a job takes half of the loop at most.  Blocks are read 
 `timer-bulk`.
 
 A job that is open when the shard starts goes on.  Whoever asks about one waits for a while; who
-asks with another one meanwhile waits, too, and is told that it was not accepted.
+asks with another one meanwhile waits, too, and is told that it was not accepted.  But a cancel
+passes a job that waits for space on the disk, where it may (`Which.may_pass`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.bulk.counting import Counting
 from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
 from duemq_server.timer_service.scheduling.bulk.matching import Reading
-from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
+from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept, go_on
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -61,12 +62,15 @@ class BulkLoop:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="timer-bulk")
         self._counting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()  # of the open job
+        self._over = asyncio.Event()  # of the open job, or it gave way
+        self._short = False  # the open job waits for space
+        self._gives_way = asyncio.Event()  # another job passed it
         self._halted = False
 
     def start(self) -> None:
         """A job that was open when the shard stopped goes on."""
-        job = self._scheduler.bulk.open
+        jobs = self._scheduler.bulk
+        job = jobs.open or jobs.behind
         if job is not None and self._task is None and not self._halted:
             self._over = asyncio.Event()
             self._task = asyncio.create_task(self._run(job), name="bulk job")
@@ -96,7 +100,8 @@ class BulkLoop:
         while (job := jobs.find(job_id)) is None:
             if self._halted:
                 raise Unavailable("this timer service stops, or does not lead any more")
-            if jobs.open is not None:
+            first = jobs.open or jobs.behind
+            if first is not None and not (self._short and which.may_pass(first.which)):
                 if self._task is None:  # its end would be waited for in vain
                     raise Unavailable(
                         "a job of this timer service has failed, or waits for its start"
@@ -111,13 +116,14 @@ class BulkLoop:
                 if asyncio.get_running_loop().time() > deadline:
                     return None
             else:
+                self._gives_way.set()
                 self.start()
         if job.which != which:
             raise InvalidArgument(
                 "another request had this id: each needs one of its own", field="request_id"
             )
-        if not job.over_ms:
-            await self._is_over(deadline)
+        while not job.over_ms and self._task is not None and await self._is_over(deadline):
+            pass  # one that it passes, or that passes it, gave way
         told = dataclasses.replace(job)
         await self._log_loop.durable(self._scheduler.log.end_position)
         return told
@@ -163,8 +169,12 @@ class BulkLoop:
         return counting.count
 
     async def _run(self, job: Job) -> None:
+        done = False
         try:
+            if job is self._scheduler.bulk.behind:
+                await self._go_on()
             await self._work(Walk(self._scheduler, job))
+            done = True
         except Unavailable as error:  # it goes on under another leader
             log.info("a bulk job stops here: %s", error)
         except Exception as error:
@@ -172,6 +182,16 @@ class BulkLoop:
         finally:
             self._task = None
             self._over.set()
+            if done:
+                self.start()  # the one that it passed, or that passed it
+
+    async def _go_on(self) -> None:
+        while True:
+            try:
+                go_on(self._scheduler, self._clock())
+                return
+            except (LogFull, DiskFull):
+                await self._log_loop.progress_or(RETRY_S)
 
     async def _work(self, walk: Walk) -> None:
         while True:
@@ -179,7 +199,8 @@ class BulkLoop:
             if reading is not None:
                 await self._read(walk, reading)
                 continue
-            await self._room()
+            if not await self._room(walk.job):
+                return
             began = time.perf_counter()
             try:
                 if not walk.step(self._clock()):
@@ -194,19 +215,26 @@ class BulkLoop:
             await self._in_thread(reading.run)
         walk.read(reading)
 
-    async def _room(self) -> None:
-        """Until what comes has room: in memory, and on the disk."""
-        job = self._scheduler.bulk.open
-        if job is None or not job.which.brings:
-            return
-        while True:
-            if self._scheduler.tiers.memtable_full():
-                self._flush()
-                await asyncio.sleep(FLUSH_WAIT_S)
-            elif self._short_of_space():
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
+    async def _room(self, job: Job) -> bool:
+        """Until what comes has room: in memory, and on the disk.  False: the job gave way."""
+        if not job.which.brings:
+            return True
+        try:
+            while True:
+                full = self._scheduler.tiers.memtable_full()
+                self._short = self._short_of_space()
+                if not (full or self._short):
+                    return True
+                if full:
+                    self._flush()
+                self._gives_way.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FLUSH_WAIT_S if full else RETRY_S):
+                        await self._gives_way.wait()
+                if self._scheduler.bulk.open is not job:
+                    return False
+        finally:
+            self._short = False
 
     async def _in_thread(self, work: Callable[[Callable[[], None]], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, work, _pause)

@@ -72,11 +72,14 @@ class ScheduleLoop:
         schedules, now_ms = self._scheduler.schedules, self._firing.now_ms()
         if schedules.next_ms() <= now_ms:
             try:
-                if self._short_of_space():
+                short = self._short_of_space()
+                if short and not until_done:
                     self._hold()
                     return
-                while schedule_changes.advance(self._scheduler, now_ms) and until_done:
-                    pass
+                # At a start what is too late goes all the same: it would fire next.
+                while schedule_changes.advance(self._scheduler, now_ms, short=short):
+                    if not until_done:
+                        break
             except (LogFull, DiskFull, Overloaded) as error:
                 log.debug("schedules wait: %s", error)
                 self._hold()

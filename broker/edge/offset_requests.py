@@ -142,8 +142,9 @@ class OffsetRequests:
             if group == names.TIMER_GROUP:
                 self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())
             queue = self._store.queue(commit.topic, commit.queue_id, commit.topic_id)
+            was = commit.known_offset if commit.HasField("known_offset") else None
             progress = self._store.offsets.commit(
-                key, commit.generation, commit.offset, queue.max_offset
+                key, commit.generation, commit.offset, queue.max_offset, was
             )
         except DuemqError as error:
             return _failed(key, error)

@@ -6,7 +6,8 @@ A queue's *fence* is the highest generation that has acquired it.  Pulls and com
 generation are refused, so that a member which lost a queue without noticing moves nothing.
 Under one generation an offset never goes back: a commit may be overtaken by a later one.
 Generation 0 means no membership (a consumer that assigns its queues itself, an administrator): it
-is never fenced, and says where the group is, back or forth.  Changes are entries of the commit log
+is never fenced, and says where the group is, back or forth; back only from where it is, if the
+commit says from where.  Changes are entries of the commit log
 (journal.py), answered when durable.
 
 An offset is *settled* when the group sent that record back: it lies in %RETRY% or %DLQ% now, and
@@ -120,11 +121,19 @@ class Offsets:
         offset = min(max(known.offset, min_offset), max_offset)
         return Progress(offset, max(known.generation, generation))
 
-    def commit(self, key: GroupQueue, generation: int, offset: int, max_offset: int) -> Progress:
+    def commit(
+        self,
+        key: GroupQueue,
+        generation: int,
+        offset: int,
+        max_offset: int,
+        was: int | None = None,
+    ) -> Progress:
         """What the progress becomes by a commit; raises FencedMember, OffsetOutOfRange.
 
         Within a generation a queue has one member, whose offsets only grow: a lower one was late on
-        its way.  To go back is for resets, and for who is no member.
+        its way.  To go back is for resets, and for who is no member; one who said from which
+        offset (`was`) meant that one.
         """
         self.check_fence(key, generation)
         if not 0 <= offset <= max_offset:
@@ -138,7 +147,7 @@ class Offsets:
         known = self.find(key)
         if known is None:
             return Progress(offset, generation)
-        if 0 < generation == known.generation:
+        if 0 < generation == known.generation or was not in (None, known.offset):
             offset = max(offset, known.offset)
         return Progress(offset, max(generation, known.generation))
 

@@ -3,6 +3,7 @@ was pending when a job was accepted is touched once, or fires; no other one is."
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, settings
@@ -127,7 +128,7 @@ class BulkJobs(RuleBasedStateMachine):
     def sync(self) -> None:
         self._survive(self.world.sync)
 
-    @precondition(lambda self: self.walk is None)
+    @precondition(lambda self: self.walk is None and self.world.scheduler.bulk.behind is None)
     @rule(
         topic=st.sampled_from(sorted(TOPICS)),
         since=st.sampled_from([None, 0, 5_000, HOUR_MS]),
@@ -145,6 +146,18 @@ class BulkJobs(RuleBasedStateMachine):
         which = Which(topic, "", from_ms, to_ms, by_ms, to_topic)
         self._survive(lambda: self._begin(which))
 
+    @precondition(lambda self: self._may_be_passed())
+    @rule(topic=st.sampled_from(sorted(TOPICS)))
+    def a_cancel_goes_first(self, topic: str) -> None:
+        job, which = self.world.scheduler.bulk.open, Which(topic, "", 0, NO_END_MS, None)
+        assert job is not None
+        if which.may_pass(job.which):
+            self._survive(lambda: self._begin(which))
+
+    def _may_be_passed(self) -> bool:
+        jobs = self.world.scheduler.bulk
+        return jobs.open is not None and jobs.open.which.brings and jobs.behind is None
+
     def _begin(self, which: Which) -> None:
         wanted = frozenset(
             each
@@ -159,7 +172,7 @@ class BulkJobs(RuleBasedStateMachine):
         except (LogFull, DiskFull):
             return
         self.wishes[job_id] = Wish(which, wanted)
-        self.walk = Walk(self.world.scheduler, job)
+        self.walk, self.reading = Walk(self.world.scheduler, job), None
 
     def _counted(self, which: Which) -> int:
         counting = Counting(self.world.scheduler, which)
@@ -169,7 +182,7 @@ class BulkJobs(RuleBasedStateMachine):
                 pass
         return counting.count
 
-    @precondition(lambda self: self.walk is not None)
+    @precondition(lambda self: self.walk is not None or self.world.scheduler.bulk.behind)
     @rule(count=st.integers(1, 8))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -179,6 +192,7 @@ class BulkJobs(RuleBasedStateMachine):
         """Reads, or does a slice; what is read may be old by the time that it counts."""
         scheduler, walk = self.world.scheduler, self.walk
         if walk is None:
+            self._go_on()
             return
         if self.reading is None:
             self.reading = walk.reading()
@@ -190,6 +204,16 @@ class BulkJobs(RuleBasedStateMachine):
             return
         reading, self.reading = self.reading, None
         walk.read(reading)
+
+    def _go_on(self) -> None:
+        """The job that was passed is open again."""
+        jobs = self.world.scheduler.bulk
+        if jobs.behind is None:
+            return
+        with suppress(LogFull, DiskFull):
+            walking.go_on(self.world.scheduler, self.world.now_ms)
+            assert jobs.open is not None
+            self.walk = Walk(self.world.scheduler, jobs.open)
 
     def _slice(self, walk: Walk) -> None:
         job = self.world.scheduler.bulk.open
@@ -303,7 +327,7 @@ class BulkJobs(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.world.heal()
-        while self.walk is not None:
+        while self.walk is not None or self.world.scheduler.bulk.behind is not None:
             self._step()
             self.world.sync()  # a log of which too much is not committed takes nothing
         self.world.keyed.moved = self.world.scheduler.ledger.replaced

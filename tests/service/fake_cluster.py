@@ -307,7 +307,7 @@ class FakeCluster:
         self.gone: set[str] = set()
         """Brokers that the nameserver no longer names."""
         self.nameserver = ""
-        self.timers_hidden = False
+        self.timers_hidden: set[int] = set()
         self._watchers: list[asyncio.Queue[None]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -340,8 +340,9 @@ class FakeCluster:
             broker.topics[name] = queues
         self.push()
 
-    def hide_timers(self) -> None:
-        self.timers_hidden = True
+    def hide_timers(self, *shards: int) -> None:
+        """These timer shards, or all."""
+        self.timers_hidden = set(shards or range(len(self.timers)))
         self.push()
 
     def push(self) -> None:
@@ -374,7 +375,7 @@ class FakeCluster:
                     name=f"timer-{t.shard}", address=t.address, shard=t.shard, shards=t.shards
                 )
                 for t in self.timers
-                if not self.timers_hidden
+                if t.shard not in self.timers_hidden
             ],
             routes=[
                 nameserver_pb2.TopicRoute(

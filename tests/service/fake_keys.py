@@ -37,6 +37,8 @@ class FakeKeys:
         """The next requests fail with these, and nothing is done."""
         self.refuse_timers: Counter[str] = Counter()
         """Key → how often it has an error of its own that says to ask again."""
+        self.unanswered: list[set[int]] = []
+        """Places of timers in the next requests that another shard has, which does not answer."""
         self.gate = asyncio.Event()
         """Not set: requests are taken and wait."""
         self.gate.set()
@@ -61,7 +63,19 @@ class FakeKeys:
         if self.lose_answers:
             self.lose_answers -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
-        return self._answers[request.request_id]
+        return self._without(request, self._answers[request.request_id])
+
+    def _without(self, request, answer):
+        """As if another shard had some of the timers, and did not answer."""
+        if not self.unanswered:
+            return answer
+        assert request.partial
+        told = type(answer)()
+        told.CopyFrom(answer)
+        for at in self.unanswered.pop(0):
+            error = {"code": 40, "message": "another one is away", "retryable": True}
+            told.results[at].CopyFrom(timer_pb2.RescheduleResult(error=error, unanswered=True))
+        return told
 
     def schedule(self, request: timer_pb2.ScheduleRequest) -> timer_pb2.ScheduleResponse:
         records = request.records.records

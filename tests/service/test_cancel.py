@@ -57,6 +57,25 @@ async def test_a_shard_that_is_away(cluster):
             await admin.cancel(handle_of(0, 5))
 
 
+@pytest.mark.parametrize("known", [False, True])
+async def test_of_a_list_the_error_tells_what_was_cancelled(cluster, known):
+    """A shard that is away, whether or not nameservers know that, keeps nobody from the others."""
+    settings = ClientSettings(request_timeout_s=0.5)
+    async with aio.Admin(cluster.nameserver, settings=settings) as admin:
+        await cluster.timers[0].stop()
+        if known:
+            cluster.hide_timers(0)
+            await admin._client.wait_for(lambda routes: len(routes.timers) == 1, WAIT_S)
+        handles = [handle_of(0, 5), handle_of(1, 11)]
+        while True:  # a slow machine may give up before the other one answers
+            cluster.timers[1].pending = {11}
+            with pytest.raises(Unavailable) as raised:
+                await admin.cancel(handles)
+            if raised.value.answers:
+                break
+    assert raised.value.answers == {1: CancelOutcome.CANCELLED}
+
+
 async def test_who_would_not_wait_for_a_shard_that_is_known_to_be_away_is_told_so(cluster):
     settings = ClientSettings(request_timeout_s=3600, away_timeout_s=0.001)
     async with aio.Admin(cluster.nameserver, settings=settings) as admin:

@@ -1,6 +1,7 @@
 """A shard that takes queues over for the first time, or again, holds what the others hold."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +9,17 @@ from typing import Any
 import pytest
 
 from duemq.aio import Admin
-from duemq.errors import Unavailable
+from duemq.errors import PartialAnswer, Unavailable
+from duemq.protocol import timer_keys
 from duemq.protocol.route import LostTimer, RouteCache, TimerShard, Update
-from duemq.v1 import broker_pb2, timer_holds_pb2, timer_pb2
+from duemq.transport import status
+from duemq.v1 import (
+    broker_pb2,
+    schedule_pb2,
+    schedule_pb2_grpc,
+    timer_holds_pb2,
+    timer_pb2,
+)
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.disk import place
@@ -25,6 +34,7 @@ from duemq_server.timer_service.scheduling.holding.holds import Holds
 from tests.crash.faulty_disk import FaultyDisk
 from tests.property.timer_world import World
 from tests.service.running_cluster import Cluster, until
+from tests.service.test_timer_keys_at_a_shard import request_of, schedule
 from tests.service.test_timer_service import HOUR_MS, TOPIC
 from tests.service.timer_shards import QUEUES, Shards, cluster, send_to, shards, stopped_long_ago
 
@@ -267,3 +277,41 @@ async def test_new_shards_do_not_learn_from_one_another_what_is_held(
             new = shards.running[number].service
             await until(lambda new=new: bool(new._links.by_name["b0"].fetchers))
             assert len(new.shard.scheduler.holds) == 1, number
+
+
+@pytest.mark.parametrize("what", ["key", "schedule"])
+async def test_a_new_shard_takes_nothing_under_a_key_before_it_holds_what_others_hold(
+    cluster: Cluster, shards: Shards, what: str
+) -> None:
+    """Of a fresh cluster's two the second comes while the first, which knows, is away."""
+    await shards.start(0, 2)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        with pytest.raises(PartialAnswer):
+            await admin.hold_timers(TOPIC)
+        await shards.stop(0)
+        new = await shards.start(1, 2)
+        await until(lambda: bool(new.service._links.by_name["b0"].held_up))
+        await until(lambda: new.service.place.key_shards == 2)
+        names = (f"name-{n}" for n in itertools.count())
+        if what == "key":
+            key = next(each for each in names if timer_keys.shard_of(TOPIC, each, 2) == 1)
+
+            async def come() -> None:
+                await schedule(new, request_of(key))
+        else:
+            name = next(each for each in names if timer_keys.shard_of_schedule(each, 2) == 1)
+            spec = schedule_pb2.ScheduleSpec(topic=TOPIC, every_ms=HOUR_MS)
+            stub = schedule_pb2_grpc.SchedulesStub(new.connection)
+
+            async def come() -> None:
+                request = schedule_pb2.PutScheduleRequest(name=name, spec=spec)
+                await status.answer(stub.PutSchedule(request))
+
+        with pytest.raises(Unavailable, match="what is held is not known while t0"):
+            await come()
+        await shards.start(0, 2)
+        await until(lambda: bool(new.service._links.by_name["b0"].fetchers))
+        assert [each.topic for each in new.service.shard.scheduler.holds] == [TOPIC]
+        await come()
+        assert (await new.stats()).pending == 1

@@ -28,6 +28,7 @@ from duemq.producing import handle
 from duemq.protocol.balance import queue_of_key
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.tracing import meters, spans
+from duemq.v1 import message_pb2, timer_pb2
 from tests.service.fake_cluster import FakeCluster
 from tests.service.fake_keys import NOW_MS
 from tests.service.running_cluster import WAIT_S, until
@@ -434,6 +435,47 @@ async def test_at_its_deadline_a_question_tells_what_was_answered(cluster):
             1: "rescheduled"
         }
         cluster.timers[0].keyed.gate.set()
+
+
+async def test_what_another_shard_did_not_answer_is_asked_for_again_under_the_id(cluster, producer):
+    keys = keys_of(cluster, 2)
+    for key in keys:
+        await producer.send(TOPIC, b"", timer_key=key, delay=5)
+    waiting = cluster.timers[0].keyed
+    waiting.unanswered = [{0}, {1}]  # each is told once
+    answers = await producer.reschedule(key=[(TOPIC, key) for key in keys], delay=9)
+    assert [each.handle for each in answers] == [
+        handle.text_of(waiting.waiting[TOPIC, key]) for key in keys
+    ]
+    first, second = waiting.requests[-2:]
+    assert first == second
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_where_another_shard_stays_away_the_error_tells_what_was_done(cluster, blocking):
+    """The new handles are told nowhere else."""
+    settings = ClientSettings(request_timeout_s=0.5)
+    waiting = cluster.timers[0].keyed
+    waiting.unanswered = [{1}] * 10_000
+    keys = keys_of(cluster, 2)
+    async with aio.Admin(cluster.nameserver, settings=settings) as admin:
+        asked = {"key": [(TOPIC, key) for key in keys], "delay": "1h"}
+
+        def ask():
+            with duemq.Admin(cluster.nameserver, settings=settings) as blocking:
+                blocking.reschedule(**asked)
+
+        while True:  # a slow machine may give up before it answers
+            request = timer_pb2.ScheduleRequest(topic=TOPIC, delays_ms=[5])
+            request.records.records.extend(message_pb2.Record(timer_key=key) for key in keys)
+            waiting.schedule(request)
+            with pytest.raises(Unavailable) as raised:
+                await (asyncio.to_thread(ask) if blocking else admin.reschedule(**asked))
+            if raised.value.answers:
+                break
+    there = waiting.waiting[TOPIC, keys[0]]
+    [(at, told)] = raised.value.answers.items()
+    assert (at, told.handle, told.due_ms) == (0, handle.text_of(there), NOW_MS + 3_600_000)
 
 
 async def test_a_reschedule_wants_one_due_time(producer):

@@ -35,6 +35,7 @@ from duemq_server.timer_service import firing
 from duemq_server.timer_service import process as timer_process
 from duemq_server.timer_service.edge import broker_link, broker_links, fire_stream
 from duemq_server.timer_service.scheduling import fire_lane
+from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
@@ -156,6 +157,56 @@ async def test_a_lost_data_directory_is_said_and_can_be_given_up(
         await until(lambda: refused(shard) == ["b0"])
         assert (await shard.stats()).pending == 1
         assert "replaced" in shard.service.shard.scheduler.dispatcher.fence
+
+
+async def test_after_a_late_commit_nothing_of_a_service_that_was_given_up_comes_twice(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that it had given up arrives behind the next one, and nothing more is to be committed."""
+    commits: list[broker_pb2.OffsetCommit] = []
+    tell = broker_link.BrokerLink._tell
+
+    async def told(self: Any, new: dict[int, int], known: dict[int, int]) -> dict[int, int]:
+        commits.extend(
+            broker_pb2.OffsetCommit(
+                topic="%TIMER%", queue_id=each, offset=0, known_offset=known.get(each, -1)
+            )
+            for each in new
+        )
+        return await tell(self, new, known)
+
+    monkeypatch.setattr(broker_link.BrokerLink, "_tell", told)
+    async with running_shard(cluster, tmp_path) as shard:
+        [first, _] = await send(cluster, [b"a", b"b"], [0, 0], producer_id=0)
+        await shard.until(lambda stats: stats.fired == 2 and not stats.in_flight)
+        stub, queues = await owners(cluster)
+        await until(lambda: bool(commits))
+        late = broker_pb2.CommitOffsetsRequest(
+            group="%TIMER%", commits=commits[:1], timer_id=queues[0].owner.id
+        )
+    await status.answer(cluster.clients["b0"].broker.CommitOffsets(late))
+    shutil.rmtree(tmp_path / "t0")
+    monkeypatch.setattr(timer_owners, "ALIVE_MS", 0)
+    async with running_shard(cluster, tmp_path) as shard:
+        await until(lambda: refused(shard) == ["b0"])
+        release = timer_admin_pb2.ReleaseTimerQueuesRequest(id=queues[0].owner.id)
+        await status.answer(stub.ReleaseTimerQueues(release))
+        await until(lambda: granted(shard))
+        source, sent = SourceId(first.store_id, first.queue_id), 0
+        while True:  # producers have a queue each
+            [after] = await send(cluster, [b"c"], [0], producer_id=0)
+            sent += 1
+            if after.queue_id == source.queue_id:
+                break
+        numbers = shard.service.shard.scheduler.numbers
+
+        def has_come_there() -> bool:
+            found = numbers.source(source)
+            return found is not None and found.next_offset > after.offset
+
+        await until(has_come_there)
+        await until(partial(has_come, cluster, 2 + sent))
+        assert (await shard.stats()).accepted == sent
 
 
 async def duemq(cluster: Cluster, *arguments: str) -> Result:

@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 import grpc.aio
 import pytest
 
+from duemq import CancelOutcome, RescheduleOutcome
+from duemq.aio import Admin
 from duemq.errors import ErrorCode, TooLarge, Unavailable
+from duemq.producing.handle import text_of
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.route import RouteCache, TimerShard, Update
+from duemq.settings import ClientSettings
 from duemq.v1 import (
     broker_pb2,
     message_pb2,
@@ -346,6 +350,102 @@ async def test_a_repeat_passes_on_what_could_not_be_passed_on_before(
     assert await shards.pending() == 3
 
 
+async def test_what_another_shard_leaves_open_is_told_beside_what_was_done(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """First it is there and answers, then it is away; the answer is the same but for its part."""
+    request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
+    request.partial = True
+    answer = await shards.running[0].stub.Reschedule(request)
+    check_but_for_the_last(answer)
+    await shards.stop(1)
+    for number in range(2):
+        if number:  # nobody remembers the other shard but the brokers
+            await shards.start(0, 2)
+        mine, theirs, nowhere = (await shards.running[0].stub.Reschedule(request)).results
+        assert mine == answer.results[0]
+        assert (theirs.unanswered, theirs.error.retryable) == (True, True)
+        assert theirs.error.code == ErrorCode.UNAVAILABLE
+        assert (nowhere.unanswered, nowhere.error.code) == (False, ErrorCode.UNAVAILABLE)
+    await shards.start(1, 2)
+    await until(lambda: len(shards.running[0].service._others.alive) == 1)
+    assert (await shards.running[0].stub.Reschedule(request)).results[:2] == answer.results[:2]
+    assert await shards.pending() == 2
+
+
+async def test_whose_shard_is_away_is_told_so_and_the_others_are_done(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """For this request it has not arrived, and stays so: whoever asks again has another id."""
+    request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
+    await shards.stop(1)
+    mine, theirs, _ = (await shards.running[0].stub.Reschedule(request)).results
+    assert mine.outcome == timer_pb2.RESCHEDULED
+    assert (theirs.unanswered, theirs.error.code) == (False, ErrorCode.UNAVAILABLE)
+    assert "is away" in theirs.error.message
+    await shards.start(1, 2)
+    await until(lambda: len(shards.running[0].service._others.alive) == 1)
+    again = (await shards.running[0].stub.Reschedule(request)).results
+    assert again[0] == mine
+    assert again[1].error.code == ErrorCode.UNAVAILABLE
+    request.request_id = b"2" * 16
+    gone, moved, _ = (await shards.running[0].stub.Reschedule(request)).results
+    assert gone.outcome == timer_pb2.RESCHEDULE_UNKNOWN
+    assert moved.outcome == timer_pb2.RESCHEDULED
+    assert await shards.pending() == 2
+
+
+async def test_where_no_part_is_its_own_a_shard_that_is_away_is_an_error_of_all(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """Nothing is written down here: an earlier attempt may have reached it."""
+    request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
+    del request.timers[0]
+    request.partial = True
+    await shards.stop(1)
+    with pytest.raises(grpc.aio.AioRpcError, match="is away"):
+        await shards.running[0].stub.Reschedule(request)
+    stats = await shards.running[0].stats()
+    assert (stats.pending, stats.replaced) == (1, 0)
+
+
+async def test_a_caller_is_told_what_was_done_before_his_time_is_over(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other shard takes the request, and is silent."""
+    request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
+    request.partial = True
+    silent = asyncio.Event()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        await silent.wait()
+
+    monkeypatch.setattr(shards.running[1].service.shard, "reschedule", never)
+    monkeypatch.setattr(shards.running[1].service.shard, "cancel", never)
+    mine, theirs, _ = (await shards.running[0].stub.Reschedule(request, timeout=8)).results
+    assert mine.outcome == timer_pb2.RESCHEDULED
+    assert (theirs.unanswered, theirs.error.code) == (True, ErrorCode.TIMEOUT)
+    cancel = timer_pb2.CancelRequest(handles=[each.handle for each in request.timers[:2]])
+    mine, theirs = (await shards.running[0].stub.Cancel(cancel, timeout=8)).results
+    assert mine.outcome == timer_pb2.CANCELLED
+    assert theirs.error.code == ErrorCode.TIMEOUT
+
+
+async def test_through_a_client_the_error_tells_the_new_handles_of_who_was_there(
+    cluster: Cluster, shards: Shards
+) -> None:
+    request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
+    mine, theirs = (text_of(each.handle) for each in request.timers[:2])
+    await shards.stop(1)
+    settings = ClientSettings(away_timeout_s=0.01)
+    async with Admin(cluster.nameserver, settings=settings) as admin:
+        with pytest.raises(Unavailable, match="is away") as raised:
+            await admin.reschedule([theirs, mine], delay="30m")
+        [(at, told)] = raised.value.answers.items()
+        assert (at, told.outcome) == (1, RescheduleOutcome.RESCHEDULED)
+        assert await admin.cancel(told.handle) == CancelOutcome.CANCELLED
+
+
 async def test_what_another_shard_refuses_is_told_beside_what_was_done(
     cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +486,9 @@ async def test_only_of_those_that_nobody_has_a_shard_is_missing(
     alive = tuple(TimerShard(f"t{n}", f"127.0.0.1:{n}", n, 4) for n in (2, 3))
     routes.apply(Update(whole=True, timers=alive))
 
-    async def ask(_: OtherShards, shard: TimerShard, asked: Any) -> list[bool] | Unavailable:
+    async def ask(
+        _: OtherShards, shard: TimerShard, asked: Any, timeout_s: float
+    ) -> list[bool] | Unavailable:
         if shard.name == "t3":
             return Unavailable("no answer")
         return [each.offset == 7 for each in asked.handles]

@@ -194,7 +194,7 @@ class Recovery(DispatchedTimers):
     def _bulk(self, entry: Entry) -> None:
         found, jobs = bulk_entry.decode(entry.body), self._scheduler.bulk
         if found.what == bulk_entry.ACCEPTED:
-            jobs.open = bulk_entry.decode_job(found)
+            jobs.begin(bulk_entry.decode_job(found))
             return
         if jobs.open is None or jobs.open.id != found.job:
             raise Corrupt(f"timer log, position {entry.position}: a job that was not accepted")

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 1.0
+NO_OFFSET = -1  # it is not known what is committed
 # Claims are repeated: the broker sees who is alive, and the shard sees the broker's clock.
 CLAIM_INTERVAL_S = 5.0
 CLAIM_TIMEOUT_S = 2.0
@@ -266,23 +267,44 @@ class BrokerLink:
                 log.debug("offsets of %s not committed: %s", self.broker.name, error)
 
     async def _commit(self) -> None:
-        """Tells the broker what is durable here: it may let go of it."""
+        """Tells the broker what is durable here: it may let go of it.
+
+        A late one of these moves nothing back there: each says what stands, as far as is known, and
+        the first says that nothing is.  Only who goes on with a copy of a data directory is behind
+        it, and then moves it back; replicas are not, but for one that was deposed.
+        """
         new = self._not_committed()
         if not new:
             return
+        stands = await self._tell(new, self._committed)
+        first = stands.keys() - self._committed.keys() if not self._links.epoch else ()
+        back = {each: new[each] for each in first if new[each] < stands[each]}
+        if back:
+            stands |= await self._tell(back, stands)
+        self._committed |= stands
+
+    async def _tell(self, new: Mapping[int, int], known: Mapping[int, int]) -> dict[int, int]:
+        """Commits offsets by queue; what stands at the broker of those that it took."""
         request = broker_pb2.CommitOffsetsRequest(
             group=TIMER_GROUP,
             commits=[
-                broker_pb2.OffsetCommit(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
+                broker_pb2.OffsetCommit(
+                    topic=TIMER_TOPIC,
+                    queue_id=queue_id,
+                    offset=offset,
+                    known_offset=known.get(queue_id, NO_OFFSET),
+                )
                 for queue_id, offset in new.items()
             ],
             timer_id=self._shard.directory.producer_id,
         )
         call = self._broker_now().CommitOffsets(request, timeout=CALL_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
-        for result in answer.queues:
-            if result.queue_id in new and not result.HasField("error"):
-                self._committed[result.queue_id] = new[result.queue_id]
+        return {
+            each.queue_id: each.offset
+            for each in answer.queues
+            if each.queue_id in new and not each.HasField("error")
+        }
 
     def _not_committed(self) -> dict[int, int]:
         """Durable offsets that the broker does not know, by queue."""

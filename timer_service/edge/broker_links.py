@@ -41,11 +41,14 @@ class BrokerLinks:
         self.by_name: dict[str, BrokerLink] = {}
         self.place = place
         self.before_first_fetch: Callable[[], Awaitable[None]] = _nothing
-        """Called before a queue is fetched that was granted; raises DuemqErrors: not yet."""
+        """Called before a queue is fetched that was granted, and before the first message under a
+        key is taken; raises DuemqErrors: not yet."""
         self.on_claims: Callable[[], None] = lambda: None
         """Called when a claim was granted or refused."""
         self.epoch = 0
         """In which this replica leads; 0: there are no replicas."""
+        self._may_take = False
+        self._asking: asyncio.Task[None] | None = None
         self._shard = shard
         self._routes = routes
         self._routes_changed = asyncio.Event()
@@ -202,6 +205,22 @@ class BrokerLinks:
         if fence := self._shard.scheduler.dispatcher.fence:
             raise Unavailable(f"this timer service was refused: {fence}")
 
+    async def check_may_take(self) -> None:
+        """Raises DuemqErrors while it is not known what others hold, of a shard that is new."""
+        if self._may_take:
+            return
+        if self._asking is None:  # once for all who come meanwhile
+            self._asking = asyncio.create_task(self._ask_others(), name="what others hold")
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._asking)
+
+    async def _ask_others(self) -> None:
+        try:
+            await self.before_first_fetch()
+            self._may_take = True
+        finally:
+            self._asking = None
+
     def check_may_answer(self, store_id: int) -> None:
         """Raises Unavailable if another service may know more of a store's timers."""
         for link in self.by_name.values():
@@ -316,6 +335,8 @@ class BrokerLinks:
     async def stop(self) -> None:
         """Ends all links."""
         self._clocks.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         for link in self.by_name.values():
             self._end(link)
         self.by_name = {}

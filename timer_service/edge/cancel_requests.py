@@ -20,6 +20,7 @@ from duemq_server.timer_service.edge.others.other_shards import (
     PASSED_ON_TIMEOUT_S,
     Located,
     OtherShards,
+    time_for,
 )
 from duemq_server.timer_service.edge.timer_names import TimerNames
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
@@ -38,6 +39,10 @@ Named = TypeVar("Named")
 Outcome = str | DuemqError
 
 
+def _for_ever() -> None:
+    return None
+
+
 class CancelRequests:
     """Of one shard."""
 
@@ -46,15 +51,20 @@ class CancelRequests:
         self._links = links
         self._others = others
 
-    async def cancel(self, request: timer_pb2.CancelRequest) -> timer_pb2.CancelResponse:
-        """Raises InvalidArgument for what is wrong with all of it; Unavailable, Overloaded."""
+    async def cancel(
+        self, request: timer_pb2.CancelRequest, left_s: Callable[[], float | None] = _for_ever
+    ) -> timer_pb2.CancelResponse:
+        """Raises InvalidArgument for what is wrong with all of it; Unavailable, Overloaded.
+
+        `left_s`: how long the caller will wait yet.
+        """
         checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
         checks.count("keys", len(request.keys), 0, SCHEDULE_RECORDS_MAX, "in a request")
         check_request_id(request.request_id, wanted=False)
-        names = TimerNames(self._shard.scheduler, self._links, self._others)
+        names = TimerNames(self._shard.scheduler, self._links, self._others, left_s())
         outcomes: list[Outcome | timer_pb2.CancelResult] = []
         if request.handles:
-            outcomes += await self._cancel(request, names)
+            outcomes += await self._cancel(request, names, left_s)
         if request.keys:
 
             async def cancel_keys(keys: Sequence[TimerKey]) -> Sequence[Outcome]:
@@ -69,29 +79,36 @@ class CancelRequests:
         return response
 
     async def _cancel(
-        self, request: timer_pb2.CancelRequest, names: TimerNames
+        self,
+        request: timer_pb2.CancelRequest,
+        names: TimerNames,
+        left_s: Callable[[], float | None],
     ) -> Sequence[Outcome | timer_pb2.CancelResult]:
         """By handle, wherever the timers are."""
         handles = request.handles
-        told = await self._pass_on(request, await names.elsewhere(handles))
+        told = await self._pass_on(request, await names.elsewhere(handles), left_s)
         here = [at for at in range(len(handles)) if at not in told]
         found = await self._here([handles[at] for at in here], names, request.do_not_wait)
         told |= dict(zip(here, found, strict=True))
         unknown = [at for at in here if told[at] == UNKNOWN]
-        told |= await self._pass_on(request, await names.moved(handles, unknown))
+        told |= await self._pass_on(request, await names.moved(handles, unknown), left_s)
         return [told[at] for at in range(len(handles))]
 
     async def _pass_on(
-        self, request: timer_pb2.CancelRequest, elsewhere: Located
+        self,
+        request: timer_pb2.CancelRequest,
+        elsewhere: Located,
+        left_s: Callable[[], float | None],
     ) -> dict[int, Outcome | timer_pb2.CancelResult]:
         """What other shards answer about theirs, by place; who is away may have the `missing`."""
         handles = request.handles
+        timeout_s = time_for(PASSED_ON_TIMEOUT_S, left_s())
 
         def ask(to: grpc.aio.Channel, places: list[int]) -> Awaitable[timer_pb2.CancelResponse]:
             passed = timer_pb2.CancelRequest(
                 handles=[handles[at] for at in places], do_not_wait=request.do_not_wait
             )
-            return timer_pb2_grpc.TimerStub(to).Cancel(passed, timeout=PASSED_ON_TIMEOUT_S)
+            return timer_pb2_grpc.TimerStub(to).Cancel(passed, timeout=timeout_s)
 
         told: dict[int, Outcome | timer_pb2.CancelResult] = {**elsewhere.missing}
         for each in await self._others.each(elsewhere, ask):

@@ -1,4 +1,4 @@
-"""Schedule and Reschedule: from protobuf to one call of the shard, and back.
+"""Schedule: from protobuf to one call of the shard, and back.
 
 What is wrong is found here, before the shard is asked: it does all of a request or nothing.
 """
@@ -7,43 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Sequence
 
-import grpc.aio
-
-from duemq.errors import (
-    DuemqError,
-    InvalidArgument,
-    QueueNotFound,
-    TooLarge,
-    Unavailable,
-)
+from duemq.errors import InvalidArgument, QueueNotFound, TooLarge
 from duemq.protocol import checks, limits, timer_keys
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.protocol.record_bytes import ENTRY_TAG, property_entry, text_hash, varint
 from duemq.protocol.route import Queue
 from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
-from duemq.transport import status
-from duemq.v1 import message_pb2, timer_pb2, timer_pb2_grpc
+from duemq.v1 import message_pb2, timer_pb2
 from duemq_server.serving import spans
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
-from duemq_server.timer_service.edge.others.other_shards import (
-    PASSED_ON_TIMEOUT_S,
-    Located,
-    OtherShards,
-)
-from duemq_server.timer_service.edge.timer_names import TimerNames, handle_of, proto_of
+from duemq_server.timer_service.edge.timer_names import proto_of
 from duemq_server.timer_service.edge.topic_queues import topic_queues
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
-from duemq_server.timer_service.timers.keyed import (
-    UNKNOWN,
-    Handle,
-    KeyedRecords,
-    RescheduleResult,
-    TimerKey,
-)
+from duemq_server.timer_service.timers.keyed import KeyedRecords
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
 
 SLICE = 250  # records read at once
@@ -53,12 +33,9 @@ _ENTRY = bytes([ENTRY_TAG])
 class ScheduleRequests:
     """Of one shard."""
 
-    def __init__(
-        self, shard: Shard, links: BrokerLinks, others: OtherShards, settings: Settings
-    ) -> None:
+    def __init__(self, shard: Shard, links: BrokerLinks, settings: Settings) -> None:
         self._shard = shard
         self._links = links
-        self._others = others
         self._settings = settings
 
     async def schedule(self, request: timer_pb2.ScheduleRequest) -> timer_pb2.ScheduleResponse:
@@ -67,6 +44,7 @@ class ScheduleRequests:
         check_request_id(request.request_id)
         self._links.check_may_serve()
         timer_keys.check_keyed_topic(request.topic)
+        await self._links.check_may_take()
         decided = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
         if decided is None:  # a repeat is answered though the topic is gone by now
             _check_queue(request, await topic_queues(self._links, request.topic))
@@ -84,116 +62,12 @@ class ScheduleRequests:
         self._trace(records, response, start_ns)
         return response
 
-    async def reschedule(
-        self, request: timer_pb2.RescheduleRequest
-    ) -> timer_pb2.RescheduleResponse:
-        """Raises DuemqErrors, as of the rpc.
-
-        What other shards have is passed on once this one has written down, with its own part, that
-        it is theirs.  So a repeat passes on the same, whatever arrived at them meanwhile; and each
-        of them gets its part in one piece, by the request's id.
-        """
-        check_request_id(request.request_id)
-        self._links.check_may_serve()
-        count = len(request.timers)
-        checks.count("timers", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
-        dues = self._new_dues(request, count)
-        names = TimerNames(self._shard.scheduler, self._links, self._others)
-        elsewhere = await self._elsewhere(request, names)
-        named = [
-            handle_of(timer.handle) if at in elsewhere.shards else _named(names, timer)
-            for at, timer in enumerate(request.timers)
-        ]
-        for each in named:
-            if isinstance(each, Unavailable):
-                raise each  # it may be allowed later: the request stands for all or none
-        decided = await self._rescheduled(request, named, dues, elsewhere)
-        passed = await self._pass_on(request, dues, _theirs(elsewhere, decided))
-        response = timer_pb2.RescheduleResponse()
-        for at, each in enumerate(named):
-            if isinstance(each, DuemqError):
-                response.results.add(error=status.to_proto(each))
-            else:
-                response.results.append(passed[at] if at in passed else _result(decided[at]))
-        return response
-
-    async def _elsewhere(self, request: timer_pb2.RescheduleRequest, names: TimerNames) -> Located:
-        """Which of the timers other shards have.  Raises Unavailable if one of them is away."""
-        given = [each.handle for each in request.timers]
-        places = [at for at, handle in enumerate(given) if handle.store_id]
-        elsewhere = await names.elsewhere(given, places)
-        for error in elsewhere.missing.values():
-            raise error
-        return elsewhere
-
-    async def _rescheduled(
-        self,
-        request: timer_pb2.RescheduleRequest,
-        named: Sequence[Handle | TimerKey | DuemqError],
-        dues: Sequence[int],
-        elsewhere: Located,
-    ) -> Mapping[int, RescheduleResult]:
-        """This shard's decision, by place; none if all of the timers are others'.
-
-        What nobody had may have come to another shard since, and this one have got the queue behind
-        it: so it has not arrived, and is not UNKNOWN.
-        """
-        asked = {at: each for at, each in enumerate(named) if not isinstance(each, DuemqError)}
-        before = self._shard.scheduler.keyed.requests.find(RequestKey(request.request_id))
-        if before is None and not asked.keys() - elsewhere.shards.keys():
-            return {}
-        results = await self._shard.reschedule(
-            request.request_id,
-            list(asked.values()),
-            [dues[at] for at in asked],
-            fire=request.fire_now,
-            elsewhere={asked[at] for at in elsewhere.shards},
-            not_yet={asked[at] for at in elsewhere.to_come if at in asked},
-        )
-        return dict(zip(asked, results, strict=True))
-
-    async def _pass_on(
-        self, request: timer_pb2.RescheduleRequest, dues: Sequence[int], theirs: Located
-    ) -> dict[int, timer_pb2.RescheduleResult]:
-        """Results of timers that other shards have, by place; each does its part once.
-
-        Raises of one that may do it later: a repeat is answered by all.  What is refused for good
-        is told of its timers, for others are done.
-        """
-
-        def ask(to: grpc.aio.Channel, its: list[int]) -> Awaitable[timer_pb2.RescheduleResponse]:
-            passed = timer_pb2.RescheduleRequest(
-                request_id=request.request_id,
-                timers=[request.timers[at] for at in its],
-                due_ms=() if request.fire_now else [dues[at] for at in its],
-                fire_now=request.fire_now,
-            )
-            return timer_pb2_grpc.TimerStub(to).Reschedule(passed, timeout=PASSED_ON_TIMEOUT_S)
-
-        found: dict[int, timer_pb2.RescheduleResult] = {}
-        for each in await self._others.each(theirs, ask):
-            if not isinstance(each.answer, DuemqError):
-                found |= dict(zip(each.places, each.answer.results, strict=True))
-            elif each.answer.retryable:
-                raise each.answer
-            else:
-                refused = timer_pb2.RescheduleResult(error=status.to_proto(each.answer))
-                found |= dict.fromkeys(each.places, refused)
-        return found
-
-    def _new_dues(self, request: timer_pb2.RescheduleRequest, count: int) -> list[int]:
-        if not request.fire_now:
-            return _dues_of(request, count, self._shard.now_ms())
-        if request.delays_ms or request.due_ms:
-            raise checks.wrong("fire_now", "true", "no delays_ms or due_ms beside it")
-        return [self._shard.now_ms()] * count
-
     async def _records(self, request: timer_pb2.ScheduleRequest) -> KeyedRecords:
         """Raises InvalidArgument, TooLarge, Unavailable for another shard's key."""
         given = request.records.records
         count = len(given)
         checks.count("records", count, 1, SCHEDULE_RECORDS_MAX, "in a request")
-        dues = _dues_of(request, count, self._shard.now_ms())
+        dues = dues_of(request, count, self._shard.now_ms())
         place = self._links.place
         keys: dict[str, None] = {}
         entries: list[bytes] = []
@@ -245,41 +119,6 @@ class ScheduleRequests:
         )
 
 
-_RESCHEDULED = {
-    "RESCHEDULED": timer_pb2.RESCHEDULED,
-    "FIRED": timer_pb2.RESCHEDULE_FIRED,
-    "UNKNOWN": timer_pb2.RESCHEDULE_UNKNOWN,
-}
-
-
-def _theirs(elsewhere: Located, decided: Mapping[int, RescheduleResult]) -> Located:
-    """Without what had not arrived anywhere when the request came first: that stays so."""
-    shards = {
-        at: shard
-        for at, shard in elsewhere.shards.items()
-        if not decided or decided[at].outcome == UNKNOWN
-    }
-    return Located(shards, {})
-
-
-def _result(result: RescheduleResult) -> timer_pb2.RescheduleResult:
-    if result.error is not None:
-        return timer_pb2.RescheduleResult(error=status.to_proto(result.error))
-    return timer_pb2.RescheduleResult(
-        outcome=_RESCHEDULED[result.outcome],
-        handle=proto_of(result.handle) if result.handle is not None else None,
-    )
-
-
-def _named(names: TimerNames, timer: timer_pb2.TimerRef) -> Handle | TimerKey | DuemqError:
-    which = timer.WhichOneof("ref")
-    if which == "handle":
-        return names.handle(timer.handle)
-    if which == "key":
-        return names.key(timer.key)
-    return checks.wrong("timers", "neither", "a handle or a key")
-
-
 def _check_queue(request: timer_pb2.ScheduleRequest, queues: Sequence[Queue]) -> None:
     """-1 and no broker, or a queue that the topic has."""
     queue_id, broker = request.queue_id, request.broker
@@ -297,7 +136,7 @@ def _check_queue(request: timer_pb2.ScheduleRequest, queues: Sequence[Queue]) ->
         )
 
 
-def _dues_of(
+def dues_of(
     request: timer_pb2.ScheduleRequest | timer_pb2.RescheduleRequest, count: int, now_ms: int
 ) -> list[int]:
     """When each is due.  Raises InvalidArgument."""

@@ -36,6 +36,7 @@ class SchedulesServicer:
         """Makes a schedule, or changes it."""
         name = self._mine(request.name)
         plan = specs.plan_of(request.spec)
+        await self._links.check_may_take()
         there = self._shard.scheduler.schedules.get(name)
         if there is None or not there.plan.same(plan):  # else its topic may be gone by now
             await topic_queues(self._links, plan.topic)

@@ -13,6 +13,7 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.bulk_requests import BulkRequests
 from duemq_server.timer_service.edge.cancel_requests import CancelRequests
 from duemq_server.timer_service.edge.others.other_shards import OtherShards
+from duemq_server.timer_service.edge.others.reschedule_requests import RescheduleRequests
 from duemq_server.timer_service.edge.schedule_requests import ScheduleRequests
 from duemq_server.timer_service.edge.timer_names import SLICE
 from duemq_server.timer_service.far.numbering import Source
@@ -34,12 +35,15 @@ class TimerServicer:
         self._links = links
         self._settings = settings
         self._cancels = CancelRequests(shard, links, others)
-        self._schedules = ScheduleRequests(shard, links, others, settings)
+        self._schedules = ScheduleRequests(shard, links, settings)
+        self._reschedules = RescheduleRequests(shard, links, others)
         self._bulk = BulkRequests(shard, links)
 
-    async def Cancel(self, request: timer_pb2.CancelRequest, _: Any) -> timer_pb2.CancelResponse:
+    async def Cancel(
+        self, request: timer_pb2.CancelRequest, context: Any
+    ) -> timer_pb2.CancelResponse:
         """Cancels delayed messages."""
-        return await self._cancels.cancel(request)
+        return await self._cancels.cancel(request, context.time_remaining)
 
     async def Schedule(
         self, request: timer_pb2.ScheduleRequest, _: Any
@@ -48,10 +52,10 @@ class TimerServicer:
         return await self._schedules.schedule(request)
 
     async def Reschedule(
-        self, request: timer_pb2.RescheduleRequest, _: Any
+        self, request: timer_pb2.RescheduleRequest, context: Any
     ) -> timer_pb2.RescheduleResponse:
         """Gives delayed messages other due times."""
-        return await self._schedules.reschedule(request)
+        return await self._reschedules.reschedule(request, context.time_remaining)
 
     async def ChangePending(
         self, request: timer_pb2.ChangePendingRequest, _: Any

@@ -10,7 +10,13 @@ from duemq.errors import DuemqError, InvalidArgument, Unavailable
 from duemq.protocol import timer_keys
 from duemq.v1 import message_pb2, timer_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
-from duemq_server.timer_service.edge.others.other_shards import NOWHERE_ELSE, Located, OtherShards
+from duemq_server.timer_service.edge.others.other_shards import (
+    NOWHERE_ELSE,
+    TIMEOUT_S,
+    Located,
+    OtherShards,
+    time_for,
+)
 from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keyed import TimerKey
@@ -22,10 +28,18 @@ SLICE = 500  # handles looked at before others' turn
 class TimerNames:
     """One request's."""
 
-    def __init__(self, scheduler: Scheduler, links: BrokerLinks, others: OtherShards) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        links: BrokerLinks,
+        others: OtherShards,
+        left_s: float | None = None,
+    ) -> None:
+        """`left_s`: how long the caller will wait."""
         self._scheduler = scheduler
         self._links = links
         self._others = others
+        self._timeout_s = time_for(TIMEOUT_S, left_s)
         self._sources: dict[tuple[int, int], SourceId | DuemqError] = {}
         self._here: dict[tuple[int, int], _Here] = {}
 
@@ -45,7 +59,7 @@ class TimerNames:
             if here is None or here.has(given[at].offset):
                 continue
             (past if here.is_past(given[at].offset) else to_come).append(at)
-        found = await self._others.locate(given, sorted([*past, *to_come]))
+        found = await self._others.locate(given, sorted([*past, *to_come]), self._timeout_s)
         past = [at for at in past if at not in found.shards and given[at].store_id in untold]
         return found._replace(
             missing={**_untold(given, past, untold), **found.missing},

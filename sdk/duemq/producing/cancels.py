@@ -67,8 +67,8 @@ class Cancelling(TimerOwner):
         What is answered CANCELLED is never delivered.  By handle it may be repeated; by key a
         repeat cancels what waits under the key by then, or answers what became of the last one,
         as far as its shard remembers.  Raises InvalidArgument for what is not a handle or key,
-        Unavailable when a timer shard cannot be asked in time: by key it may have cancelled all the
-        same, and the error's `answers` say which of a list.
+        Unavailable when a timer shard cannot be asked in time: it may have cancelled all the same.
+        Of a list the error's `answers` say which were.
         """
         if key is not None:
             checks.at_most_one(handle=handle, key=key)
@@ -113,7 +113,8 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
 
     A shard that is away or has not received the message yet is asked again until `timeout_s`.
     Raises InvalidArgument for what is not a handle, before anything is cancelled; Unavailable
-    when some could not be asked for: their outcome is unknown, and asking again does no harm.
+    when some could not be asked for: their outcome is unknown, and asking again does no harm; the
+    others' are in its `answers`.
     """
     wanted = decoded_all(given)
     outcomes: dict[int, CancelOutcome] = {}
@@ -123,21 +124,28 @@ async def cancel(client: Client, given: Sequence[Handle], timeout_s: float) -> l
     async def attempt(left_s: float) -> None:
         first = next(trials) == 0
         by_shard: defaultdict[str, list[int]] = defaultdict(list)
+        away: DuemqError | None = None
         for index, handle in enumerate(wanted):
             if index not in outcomes:
-                by_shard[client.timer_of(handle.queue_id).address].append(index)
+                try:
+                    by_shard[client.timer_of(handle.queue_id).address].append(index)
+                except DuemqError as error:  # the others' are cancelled all the same
+                    away = error
         parts = [
             (address, wanted, indexes[start : start + HANDLES_MAX])
             for address, indexes in by_shard.items()
             for start in range(0, len(indexes), HANDLES_MAX)
         ]
         asked = [_ask(client, *part, outcomes, left_s, first) for part in parts]
-        if len(asked) == 1:  # no task of its own, which would take turns of the event loop
+        if len(asked) == 1 and away is None:  # no task of its own: it takes turns of the event loop
             await asked[0]
             return
-        retrying.raise_one_of(await asyncio.gather(*asked, return_exceptions=True))
+        retrying.raise_one_of([away, *await asyncio.gather(*asked, return_exceptions=True)])
 
-    await retrying.until(deadline, attempt, client.settings.away_timeout_s)
+    try:
+        await retrying.until(deadline, attempt, client.settings.away_timeout_s)
+    except DuemqError as error:
+        raise asks.with_answers(error, outcomes) from error
     return [outcomes[index] for index in range(len(wanted))]
 
 

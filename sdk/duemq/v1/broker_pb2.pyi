@@ -296,18 +296,20 @@ class AcquireQueuesRequest(_message.Message):
     def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., start_from: _Optional[_Union[StartFrom, str]] = ..., start_ms: _Optional[int] = ..., coordinator: _Optional[str] = ...) -> None: ...
 
 class OffsetCommit(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "generation", "topic_id")
+    __slots__ = ("topic", "queue_id", "offset", "generation", "topic_id", "known_offset")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_OFFSET_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     generation: int
     topic_id: int
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., topic_id: _Optional[int] = ...) -> None: ...
+    known_offset: int
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., topic_id: _Optional[int] = ..., known_offset: _Optional[int] = ...) -> None: ...
 
 class OffsetResult(_message.Message):
     __slots__ = ("topic", "queue_id", "error", "offset", "min_offset", "max_offset", "settled", "topic_id")

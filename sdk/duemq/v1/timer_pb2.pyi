@@ -123,28 +123,32 @@ class TimerRef(_message.Message):
     def __init__(self, handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., key: _Optional[_Union[TimerKey, _Mapping]] = ...) -> None: ...
 
 class RescheduleRequest(_message.Message):
-    __slots__ = ("request_id", "timers", "delays_ms", "due_ms", "fire_now")
+    __slots__ = ("request_id", "timers", "delays_ms", "due_ms", "fire_now", "partial")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TIMERS_FIELD_NUMBER: _ClassVar[int]
     DELAYS_MS_FIELD_NUMBER: _ClassVar[int]
     DUE_MS_FIELD_NUMBER: _ClassVar[int]
     FIRE_NOW_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     timers: _containers.RepeatedCompositeFieldContainer[TimerRef]
     delays_ms: _containers.RepeatedScalarFieldContainer[int]
     due_ms: _containers.RepeatedScalarFieldContainer[int]
     fire_now: bool
-    def __init__(self, request_id: _Optional[bytes] = ..., timers: _Optional[_Iterable[_Union[TimerRef, _Mapping]]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., fire_now: bool = ...) -> None: ...
+    partial: bool
+    def __init__(self, request_id: _Optional[bytes] = ..., timers: _Optional[_Iterable[_Union[TimerRef, _Mapping]]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., fire_now: bool = ..., partial: bool = ...) -> None: ...
 
 class RescheduleResult(_message.Message):
-    __slots__ = ("outcome", "handle", "error")
+    __slots__ = ("outcome", "handle", "error", "unanswered")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
     outcome: RescheduleOutcome
     handle: _message_pb2.TimerHandle
     error: _error_pb2.Error
-    def __init__(self, outcome: _Optional[_Union[RescheduleOutcome, str]] = ..., handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ...) -> None: ...
+    unanswered: bool
+    def __init__(self, outcome: _Optional[_Union[RescheduleOutcome, str]] = ..., handle: _Optional[_Union[_message_pb2.TimerHandle, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.Error, _Mapping]] = ..., unanswered: bool = ...) -> None: ...
 
 class RescheduleResponse(_message.Message):
     __slots__ = ("results",)

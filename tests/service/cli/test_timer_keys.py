@@ -90,6 +90,18 @@ async def test_reschedules_by_key_and_by_handle(cluster: FakeCluster) -> None:
     assert rows(done) == [{"outcome": "unknown", "handle": None, "due_ms": None}]
 
 
+async def test_what_was_done_is_printed_though_not_all_was(cluster: FakeCluster) -> None:
+    first = await sent(cluster, "a")
+    second = await sent(cluster, "b")
+    cluster.timers[0].keyed.unanswered = [{1}] * 10_000
+    command = ("timer", "fire", first["handle"], second["handle"], "--timeout", "3")
+    done = await run(cluster.nameserver, *map(str, command), "--json")
+    assert done.exit_code == Exit.UNAVAILABLE
+    fired, error = rows(done)
+    assert fired == {"handle": first["handle"], "outcome": "fired"}
+    assert "another one is away" in error["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "command",
     [

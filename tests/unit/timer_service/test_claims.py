@@ -1,19 +1,22 @@
 """When a shard claims again, against a loop whose time is a number."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
 from duemq.protocol.route import Broker
 from duemq.v1 import broker_pb2
+from duemq_server.broker.store import offsets as broker_offsets
+from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.timer_service.edge.broker_link import (
     CLAIM_RETRY_S,
     COMMIT_INTERVAL_S,
     EMPTY_LOOK_S,
     BrokerLink,
 )
+from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.manual_loop import ManualLoop
 
 MINUTE_S = 60.0
@@ -24,6 +27,7 @@ class Leaving:
     """The links of a shard that leaves."""
 
     place = SimpleNamespace(leaves=True)
+    epoch = 0
 
     def __init__(self) -> None:
         self.empty = False
@@ -102,7 +106,7 @@ def test_an_answer_about_a_queue_that_was_not_committed_ends_no_commits() -> Non
 
     async def answer(request: broker_pb2.CommitOffsetsRequest) -> Any:
         asked.extend(each.queue_id for each in request.commits)
-        results = [broker_pb2.OffsetResult(queue_id=each) for each in (3, 0)]
+        results = [broker_pb2.OffsetResult(queue_id=each, offset=5) for each in (3, 0)]
         return broker_pb2.CommitOffsetsResponse(queues=results)
 
     with ManualLoop(0) as loop:
@@ -117,6 +121,110 @@ def test_an_answer_about_a_queue_that_was_not_committed_ends_no_commits() -> Non
             await loop.silence(COMMIT_INTERVAL_S * 2.5)
             assert asked == [0, 0]
             assert link._committed == {0: 5}
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+class Offsets:
+    """A broker's, of one queue."""
+
+    def __init__(self, offset: int) -> None:
+        self.kept = broker_offsets.Offsets()
+        self.kept.put(QUEUE, Progress(offset, 0))
+        self.late: list[broker_pb2.OffsetCommit] = []
+        """Commits that were given up, and are on their way yet."""
+        self.gives_up = False
+
+    async def CommitOffsets(
+        self, request: broker_pb2.CommitOffsetsRequest, **_: object
+    ) -> broker_pb2.CommitOffsetsResponse:
+        if self.gives_up:
+            self.late += request.commits
+            raise Unavailable("no answer")
+        [commit] = request.commits
+        return broker_pb2.CommitOffsetsResponse(queues=[self.put(commit)])
+
+    def put(self, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult:
+        assert commit.HasField("known_offset")
+        stands = self.kept.commit(QUEUE, 0, commit.offset, 1_000, commit.known_offset)
+        self.kept.put(QUEUE, stands)
+        return broker_pb2.OffsetResult(queue_id=commit.queue_id, offset=stands.offset)
+
+    @property
+    def offset(self) -> int:
+        found = self.kept.find(QUEUE)
+        assert found is not None
+        return found.offset
+
+
+QUEUE = GroupQueue("%TIMER%", "%TIMER%", 0)
+
+
+def committing(broker: Offsets, source: SimpleNamespace, epoch: int = 0) -> Link:
+    link, played = Link(Leaving()), cast(Any, broker)
+    link._links.epoch = epoch  # type: ignore[misc]
+    link._stub = played
+    numbers = SimpleNamespace(source=lambda _: source)
+    shard = SimpleNamespace(
+        directory=SimpleNamespace(producer_id=1), scheduler=SimpleNamespace(numbers=numbers)
+    )
+    link._shard = cast(Any, shard)
+    link.fetchers = {0: cast(Any, SimpleNamespace(begin=0, source=SourceId(7, 0)))}
+    return link
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_commit_that_was_given_up_and_comes_late_moves_nothing_back(first: bool) -> None:
+    """Who replaces a data directory that is lost begins there: the rest would come twice."""
+    broker, source = Offsets(0), SimpleNamespace(durable_offset=3)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            link = committing(broker, source)
+            if not first:
+                await loop.silence(COMMIT_INTERVAL_S * 1.5)
+                source.durable_offset = 5
+            broker.gives_up = True
+            await loop.silence(COMMIT_INTERVAL_S * 1.5)
+            broker.gives_up, source.durable_offset = False, 9
+            await loop.silence(COMMIT_INTERVAL_S * 1.5)
+            assert broker.offset == 9
+            assert broker.late
+            for commit in broker.late:
+                broker.put(commit)
+            assert broker.offset == 9
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+def test_who_goes_on_with_a_copy_has_the_broker_keep_what_it_lacks() -> None:
+    broker, source = Offsets(9), SimpleNamespace(durable_offset=3)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            link = committing(broker, source)
+            await loop.silence(COMMIT_INTERVAL_S * 1.5)
+            assert broker.offset == 3
+            source.durable_offset = 5
+            await loop.silence(COMMIT_INTERVAL_S)
+            assert broker.offset == 5
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+def test_a_replica_that_was_deposed_moves_nothing_back() -> None:
+    broker, source = Offsets(9), SimpleNamespace(durable_offset=3)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            link = committing(broker, source, epoch=4)
+            await loop.silence(COMMIT_INTERVAL_S * 1.5)
+            source.durable_offset = 5
+            await loop.silence(COMMIT_INTERVAL_S * 3)
+            assert broker.offset == 9
             link.end()
 
         loop.run_until_complete(main())

@@ -33,6 +33,14 @@ PASSED_ON_TIMEOUT_S = 10.0
 """Of a request that is passed on: the other one may wait for a timer to arrive, for 5 s."""
 
 
+def time_for(at_most_s: float, left_s: float | None) -> float:
+    """For other shards' answers, where the caller waits for `left_s` yet (None: for ever).
+
+    So there is time to tell him what is known without them.
+    """
+    return at_most_s if left_s is None else min(at_most_s, left_s / 2)
+
+
 class Located(NamedTuple):
     """Where timers are, by their places in the caller's list."""
 
@@ -125,13 +133,15 @@ class OtherShards:
         self._channels.leave(self._channels.addresses - {each.address for each in self.alive})
         return self._channels.to(shard.address)
 
-    async def locate(self, handles: Sequence[TimerHandle], places: Sequence[int]) -> Located:
+    async def locate(
+        self, handles: Sequence[TimerHandle], places: Sequence[int], timeout_s: float = TIMEOUT_S
+    ) -> Located:
         """Which of the others have the timers at these places of the list."""
         alive = self.alive
         if not places or not self.there:
             return NOWHERE_ELSE
         request = timer_pb2.LocateTimersRequest(handles=[handles[at] for at in places])
-        answers = await asyncio.gather(*(self._ask(each, request) for each in alive))
+        answers = await asyncio.gather(*(self._ask(each, request, timeout_s) for each in alive))
         found: dict[int, TimerShard] = {}
         away = self._away()
         for shard, answer in zip(alive, answers, strict=True):
@@ -149,11 +159,11 @@ class OtherShards:
         return Located(found, {at: error for at in places if at not in found})
 
     async def _ask(
-        self, shard: TimerShard, request: timer_pb2.LocateTimersRequest
+        self, shard: TimerShard, request: timer_pb2.LocateTimersRequest, timeout_s: float
     ) -> Sequence[bool] | DuemqError:
         stub = timer_pb2_grpc.TimerStub(self.channel(shard))
         try:
-            call = stub.LocateTimers(request, timeout=TIMEOUT_S)
+            call = stub.LocateTimers(request, timeout=timeout_s)
             answer = await status.answer(call, shard.address)
         except DuemqError as error:
             return error

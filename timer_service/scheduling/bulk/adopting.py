@@ -30,7 +30,7 @@ def adopt(scheduler: Scheduler, now_ms: int, theirs: Mapping[bytes, Which]) -> i
     for job_id, which in theirs.items():
         if jobs.find(job_id) is not None:
             continue
-        if jobs.open is not None:
+        if jobs.open is not None or jobs.behind is not None:
             raise Unavailable("a bulk job is under way at this new timer shard")
         job = Job(job_id, which, {})
         scheduler.log.append(log_entries.BULK, [entry.accepted(job, now_ms)])

@@ -2,7 +2,7 @@
 
 off  size  field     meaning
  0   16    job       its id: its request's
-16    4    what      1: accepted; 2: a slice was cancelled; 3: a slice was shifted or moved; 4: over
+16    4    what      1: accepted, or open again; 2: a slice is cancelled; 3: one is changed; 4: over
 20    4    timers    of a slice
 24    8    at_ms     when it was decided, Unix ms
 32    n    body      accepted: the job as JSON (jobs.py), zero-padded to a multiple of 8

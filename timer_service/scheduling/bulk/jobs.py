@@ -7,6 +7,10 @@ reached by then (`fences`) tell for good, for a timer that was shifted has an of
 So a job that goes on after a crash begins anew, and finds what is left; no place is noted.
 
 One job at a time is open.  Those that are over are remembered, for whoever got no answer.
+
+Jobs take their turns as they were accepted, but for a cancel that comes while a shift or a move
+waits for space on the disk, which it makes: it goes first, and the other one stands behind it,
+where that comes to the same (`Which.may_pass`).
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from duemq.protocol.due import DUE_MS_MAX
 from duemq_server.timer_service.timers.log_entries import SourceId
 
 REMEMBERED_MAX = 1_000
 KEEP_MS = 24 * 3_600_000
+PASSED_MS_MAX = KEEP_MS // 24
+"""Between two looks no more has passed: the rest is a clock that was set, or a downtime."""
 
 
 class Which(NamedTuple):
@@ -36,6 +43,23 @@ class Which(NamedTuple):
     def brings(self) -> bool:
         """Whether they come again, with new handles."""
         return self.by_ms is not None or bool(self.to_topic)
+
+    def may_pass(self, first: Which) -> bool:
+        """Whether it may be done before one that was accepted first, and brings timers anew.
+
+        It must be a cancel that means a timer, or does not, whether the other one has been at it or
+        not.  While it is at work the other one stands still: so it misses none.
+        """
+        if self.brings:
+            return False
+        if self.topic not in (first.topic, first.to_topic):
+            return True
+        if first.to_topic:
+            return bool(self.key_prefix)  # those with keys stay where they are
+        mine, its = self.key_prefix, first.key_prefix
+        if not (mine.startswith(its) or its.startswith(mine)):
+            return True
+        return self.from_ms == 0 and self.to_ms > DUE_MS_MAX
 
 
 @dataclasses.dataclass(slots=True)
@@ -79,21 +103,34 @@ class BulkJobs:
 
     def __init__(self) -> None:
         self.open: Job | None = None
+        self.behind: Job | None = None
+        """It was open, and goes on when the one that is now is over."""
         self._over: dict[bytes, Job] = {}
+        self._now_ms = 0  # as of the last look; 0: there was none
 
     def find(self, job_id: bytes) -> Job | None:
         """A job that is open or remembered."""
-        if self.open is not None and self.open.id == job_id:
-            return self.open
+        for job in (self.open, self.behind):
+            if job is not None and job.id == job_id:
+                return job
         return self._over.get(job_id)
 
     @property
     def known(self) -> list[Job]:
         """All that are open or remembered."""
-        return [*self._over.values(), *([self.open] if self.open is not None else [])]
+        return [*self._over.values(), *filter(None, (self.behind, self.open))]
+
+    def begin(self, job: Job) -> None:
+        """It is accepted, in front of one that is open; or it is that one, which goes on."""
+        if self.behind is not None and self.behind.id == job.id:
+            self.behind = None
+        elif self.open is not None and self.open.id != job.id:
+            self.behind = self.open
+        self.open = job
 
     def finish(self, now_ms: int, problem: str) -> None:
         """The open job is over."""
+        self._follow(now_ms)
         job, self.open = self.open, None
         assert job is not None
         job.over_ms, job.problem, job.fences = now_ms, problem, {}
@@ -102,9 +139,22 @@ class BulkJobs:
             del self._over[next(iter(self._over))]
 
     def expire(self, now_ms: int) -> None:
-        """Forgets what is past its time."""
+        """Forgets what is past its time.
+
+        Of a job that was forgotten too early a repeat would shift all a second time.
+        """
+        self._follow(now_ms)
         for old in [each.id for each in self._over.values() if each.over_ms + KEEP_MS < now_ms]:
             del self._over[old]
+
+    def _follow(self, now_ms: int) -> None:
+        """Ages are of what passes between looks: a clock may be set."""
+        last_ms = self._now_ms or max((each.over_ms for each in self._over.values()), default=0)
+        passed_ms, self._now_ms = now_ms - last_ms, now_ms
+        jump_ms = passed_ms - min(max(passed_ms, 0), PASSED_MS_MAX)
+        if jump_ms:
+            for each in self._over.values():
+                each.over_ms = max(1, each.over_ms + jump_ms)
 
     def saved(self) -> list[dict[str, Any]]:
         """For a checkpoint."""
@@ -116,4 +166,4 @@ class BulkJobs:
             if each.over_ms:
                 self._over[each.id] = each
             else:
-                self.open = each
+                self.begin(each)

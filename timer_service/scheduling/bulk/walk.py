@@ -44,11 +44,25 @@ PROBLEMS_MAX = 3  # blocks that cannot be read, named in the answer
 
 
 def accept(scheduler: Scheduler, job_id: bytes, which: Which, now_ms: int) -> Job:
-    """A job begins; no other one is open.  Raises LogFull, DiskFull."""
+    """A job begins; one that is open stands behind it.  Raises LogFull, DiskFull."""
     job = Job(job_id, which, slices.fences(scheduler))
-    scheduler.log.append(log_entries.BULK, [entry.accepted(job, now_ms)])
-    scheduler.bulk.open = job
+    _begin(scheduler, job, now_ms)
     return job
+
+
+def go_on(scheduler: Scheduler, now_ms: int) -> None:
+    """The job that stood behind another one is open again.  Raises LogFull, DiskFull.
+
+    The log has it once more, as it stands: an older release knows of one that is open only.
+    """
+    job = scheduler.bulk.behind
+    assert job is not None
+    _begin(scheduler, job, now_ms)
+
+
+def _begin(scheduler: Scheduler, job: Job, now_ms: int) -> None:
+    scheduler.log.append(log_entries.BULK, [entry.accepted(job, now_ms)])
+    scheduler.bulk.begin(job)
 
 
 class Walk:
@@ -56,7 +70,7 @@ class Walk:
 
     def __init__(self, scheduler: Scheduler, job: Job) -> None:
         self._scheduler = scheduler
-        self._job = job
+        self.job = job
         self._memory: Keys | None = None  # to be looked at; None: it must be asked what there is
         self._blocks: deque[Unread] = deque()
         self._since = 0  # blocks from this number on were not looked at
@@ -73,7 +87,7 @@ class Walk:
             return None
         noted = [self._blocks.popleft() for _ in range(min(len(self._blocks), BLOCKS_AT_ONCE))]
         self._moved |= any(block.cursor != cursor for block, cursor in noted)
-        segments, job = self._scheduler.segments, self._job
+        segments, job = self._scheduler.segments, self.job
         return Reading(
             segments.disk,
             segments.directory,
@@ -117,12 +131,12 @@ class Walk:
         text = "; ".join(named[:PROBLEMS_MAX])
         if len(named) > PROBLEMS_MAX:
             text += f"; and {len(named) - PROBLEMS_MAX} more"
-        scheduler.log.append(log_entries.BULK, [entry.over(self._job, text, now_ms)])
+        scheduler.log.append(log_entries.BULK, [entry.over(self.job, text, now_ms)])
         scheduler.bulk.finish(now_ms, text)
 
     def _see_blocks(self) -> None:
         """Notes those that came since; what is loaded of them meanwhile will be in memory."""
-        catalog, which = self._scheduler.segments.catalog, self._job.which
+        catalog, which = self._scheduler.segments.catalog, self.job.which
         if self._since == catalog.added:
             return
         new = catalog.since(self._since)
@@ -139,7 +153,7 @@ class Walk:
     def _matcher(self) -> Matcher:
         numbers = self._scheduler.numbers
         sources = [each.id for each in numbers.sources]
-        return Matcher(self._job.which, self._job.fences, sources, numbers.targets)
+        return Matcher(self.job.which, self.job.fences, sources, numbers.targets)
 
     def _in_memory(self) -> Keys:
         """Whatever memory holds that may be meant."""
@@ -173,7 +187,7 @@ class Walk:
         rows = [scheduler.near.rows(ids[here])]
         order = [np.flatnonzero(here)]
         bodies: list[Bytes] = []
-        wants_bodies = bool(self._job.which.key_prefix) or self._job.which.brings
+        wants_bodies = bool(self.job.which.key_prefix) or self.job.which.brings
         if wants_bodies:
             bodies += [scheduler.near.body(row) for row in ids[here].tolist()]
         for listed, pieces in scheduler.tiers.lists():
@@ -187,8 +201,8 @@ class Walk:
         kept = np.argsort(places, kind="stable")
         gone = scheduler.tombstones.left.find(keys_of(joined.source, joined.offset))
         kept = kept[~gone[kept]]
-        if self._job.which.key_prefix:
-            prefix = self._job.which.key_prefix
+        if self.job.which.key_prefix:
+            prefix = self.job.which.key_prefix
             kept = kept[[has_key(bodies[n], prefix) for n in kept.tolist()]]
         near = np.append(ids[here], np.full(len(joined) - int(here.sum()), NOWHERE, dtype=np.int32))
         chosen = Joined.of([bodies[n] for n in kept.tolist()]) if wants_bodies else None
@@ -213,22 +227,22 @@ class Walk:
             self._found.appendleft(_from(found, done))
 
     def _at_once(self) -> int:
-        return SHIFTED_AT_ONCE if self._job.which.brings else CANCELLED_AT_ONCE
+        return SHIFTED_AT_ONCE if self.job.which.brings else CANCELLED_AT_ONCE
 
     def _touch(self, found: Slice, now_ms: int) -> int:
         """Cancels, shifts or moves the first of them, as many as fit; how many."""
         count = len(found.rows)
         if not count:
             return 0
-        if not self._job.which.brings:
-            slices.cancel(self._scheduler, self._job, found, now_ms)
+        if not self.job.which.brings:
+            slices.cancel(self._scheduler, self.job, found, now_ms)
             return count
         ends = np.cumsum(found.rows.size, dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, SHIFTED_BYTES_MAX, side="right")))
         assert found.bodies is not None
         bodies = found.bodies.take(slice(0, count))
         part = Slice(found.rows.slice(0, count), found.near[:count], bodies, found.block)
-        slices.bring_anew(self._scheduler, self._job, part, now_ms)
+        slices.bring_anew(self._scheduler, self.job, part, now_ms)
         return len(part.rows)
 
 

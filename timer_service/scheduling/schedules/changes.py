@@ -42,6 +42,7 @@ _log = logging.getLogger(__name__)
 
 ENTRY_SCHEDULES_MAX = 128  # that move on in one entry: some 10 ms of work
 RETRY_MS = 60_000
+SHORT_MS = 250  # until it is looked whether there is space
 ENTRY_BYTES_MAX = 1 << 20  # of the messages that they bring
 
 
@@ -102,9 +103,10 @@ def _done(scheduler: Scheduler, move: Move | None, now_ms: int) -> Outcome:
     return Outcome(CHANGED, _commit(scheduler, [move], now_ms))
 
 
-def advance(scheduler: Scheduler, now_ms: int) -> bool:
+def advance(scheduler: Scheduler, now_ms: int, *, short: bool = False) -> bool:
     """Those whose time has come move on; True: there may be more to do at once.
 
+    `short` of space: those that take away as many messages as they bring; the others wait a while.
     Raises Overloaded, LogFull, DiskFull: nothing was done, call again.
     """
     schedules = scheduler.schedules
@@ -118,6 +120,8 @@ def advance(scheduler: Scheduler, now_ms: int) -> bool:
         asked = _step(each, now_ms)
         if not isinstance(asked, Step):
             schedules.keep(each, asked)
+        elif short and len(asked.come) > len(asked.gone):
+            schedules.keep(each, now_ms + SHORT_MS)
         elif (move := moves.advance(each, asked)) is not None:
             found.append(move)
             size += len(each.plan.record) * len(move.come)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from duemq import Admin, CancelOutcome, FireOutcome, Rescheduled, RescheduleOutcome
+from duemq import CancelOutcome, FireOutcome, Rescheduled, RescheduleOutcome
+from duemq.errors import DuemqError
 from duemq_cli import completion, times
 from duemq_cli.commands.offsets import dry_run_option
 from duemq_cli.commands.timer import bulk
@@ -94,11 +96,8 @@ def cancel(
     _one_of(bool(handles), topic, bool(keys))
     session.changes()
     with session.admin() as admin:
-        outcomes = _cancel(admin, handles, topic, keys)
-    for name, outcome in zip(handles or keys, outcomes, strict=True):
-        row = {"topic": topic, "timer_key": name} if keys else {"handle": name}
-        session.output.record(row | {"outcome": outcome.value}, f"{outcome.value}  {name}")
-    return Exit.OK if set(outcomes) == {CancelOutcome.CANCELLED} else Exit.FAILED
+        outcomes = _told(session, handles, topic, keys, admin.cancel)
+    return Exit.OK if outcomes == {CancelOutcome.CANCELLED} else Exit.FAILED
 
 
 @click.command()
@@ -191,12 +190,27 @@ def move(
     )
 
 
-def _cancel(
-    admin: Admin, handles: tuple[str, ...], topic: str | None, keys: tuple[str, ...]
-) -> list[CancelOutcome]:
-    if topic is None:
-        return admin.cancel(list(handles))
-    return admin.cancel(key=[(topic, key) for key in keys])
+def _told(
+    session: Session,
+    handles: tuple[str, ...],
+    topic: str | None,
+    keys: tuple[str, ...],
+    ask: Callable[..., Any],
+) -> set[enum.StrEnum]:
+    """Prints what became of each: where not all are known, of those that are."""
+    by_key = {} if topic is None else {"key": [(topic, key) for key in keys]}
+    asked = () if by_key else (list(handles),)
+    names, outcomes = handles or keys, dict[int, enum.StrEnum]()
+    try:
+        outcomes = dict(enumerate(ask(*asked, **by_key)))
+    except DuemqError as error:
+        outcomes = dict(error.answers)
+        raise
+    finally:
+        for at, outcome in sorted(outcomes.items()):
+            row = {"topic": topic, "timer_key": names[at]} if keys else {"handle": names[at]}
+            session.output.record(row | {"outcome": outcome.value}, f"{outcome.value}  {names[at]}")
+    return set(outcomes.values())
 
 
 @click.command()
@@ -223,15 +237,8 @@ def fire(
     _one_of(bool(handles), topic, bool(keys))
     session.changes()
     with session.admin() as admin:
-        outcomes = (
-            admin.fire(list(handles))
-            if topic is None
-            else admin.fire(key=[(topic, key) for key in keys])
-        )
-    for name, outcome in zip(handles or keys, outcomes, strict=True):
-        row = {"topic": topic, "timer_key": name} if keys else {"handle": name}
-        session.output.record(row | {"outcome": outcome.value}, f"{outcome.value}  {name}")
-    return Exit.OK if set(outcomes) == {FireOutcome.FIRED} else Exit.FAILED
+        outcomes = _told(session, handles, topic, keys, admin.fire)
+    return Exit.OK if outcomes == {FireOutcome.FIRED} else Exit.FAILED
 
 
 @click.command()

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -87,6 +87,7 @@ class Ask(Call):
         self.refs: list[Ref] = []
         self._dues: list[Any] = []
         self._asked: list[tuple[Part, int]] = []
+        self._told: set[int] = set()
 
     def add(self, part: Part, index: int, ref: Ref, due: Due | None) -> None:
         """One more timer."""
@@ -95,19 +96,37 @@ class Ask(Call):
         self._asked.append((part, index))
 
     def answered(self, shard_name: str, answer: Any) -> None:
-        """Tells who waits."""
+        """Tells who waits what is known; as Call's."""
         results = answer.results
         if len(results) != len(self.refs):
             raise Internal(f"{shard_name} answered {len(results)} of {len(self.refs)} timers")
-        for (part, index), result in zip(self._asked, results, strict=True):
+        missing: DuemqError | None = None
+        for at, result in enumerate(results):
+            if at in self._told:
+                continue
             error = status.from_proto(result.error) if result.HasField("error") else None
-            part.settle(index, error or result)
+            if error is not None and self.is_open(result):
+                missing = missing or error
+            else:
+                self._tell(at, error or result)
+        if missing is not None:
+            raise missing
+
+    def is_open(self, result: Any) -> bool:
+        """Whether a repeat may tell what became of this one."""
+        return False
+
+    def _tell(self, at: int, result: Any) -> None:
+        part, index = self._asked[at]
+        self._told.add(at)
+        part.settle(index, result)
 
     def failed(self, error: DuemqError, *, asked: bool) -> None:
         """Tells who waits."""
-        for part, index in self._asked:
-            part.heard |= asked
-            part.settle(index, error)
+        for at, (part, _) in enumerate(self._asked):
+            if at not in self._told:
+                part.heard |= asked
+                self._tell(at, error)
 
 
 class CancelCall(Ask):
@@ -130,13 +149,18 @@ class RescheduleCall(Ask):
 
     def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
         """As it is sent, however often."""
-        request = timer_pb2.RescheduleRequest(request_id=request_id, timers=map(_ref, self.refs))
+        refs = map(_ref, self.refs)
+        request = timer_pb2.RescheduleRequest(request_id=request_id, timers=refs, partial=True)
         if self._dues[0] is None:
             request.fire_now = True
         else:
             dues = request.delays_ms if self._dues[0].field == DELAYS_MS else request.due_ms
             dues.extend(due.value for due in self._dues)
         return request
+
+    def is_open(self, result: timer_pb2.RescheduleResult) -> bool:
+        """Whether the shard that has the timer did not answer the one that was asked."""
+        return result.unanswered
 
 
 def _ref(ref: Ref) -> timer_pb2.TimerRef:
@@ -198,10 +222,15 @@ async def ask(
         if errors:
             raise errors[min(errors)]
     except DuemqError as error:
-        mine = copy.copy(error)  # others have asked in the same request
-        mine.answers = results
-        raise mine from error
+        raise with_answers(error, results) from error
     return [results[index] for index in range(len(refs))]
+
+
+def with_answers(error: DuemqError, answers: Mapping[int, Any]) -> DuemqError:
+    """It, and what was answered of one caller's list."""
+    mine = copy.copy(error)  # others may have asked in the same request
+    mine.answers = answers
+    return mine
 
 
 def _gather(

@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import threading
 import time
-from typing import Any
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
 from duemq.producing.keyed.lanes import Call, Lanes
@@ -73,19 +72,18 @@ class TimerCalls:
             await call.prepare()
             request = call.request(secrets.token_bytes(REQUEST_ID_BYTES))
 
-            async def attempt(left_s: float) -> tuple[str, Any]:
+            async def attempt(left_s: float) -> None:
                 nonlocal asked
                 shard = self.client.timer_shard(call.shard)
                 stub = timer_pb2_grpc.TimerStub(self.client.channel(shard.address))
                 asked = True
                 sent = getattr(stub, call.method)(request, timeout=left_s)
-                return shard.name, await status.answer(sent, shard.address)
+                call.answered(shard.name, await status.answer(sent, shard.address))
 
             # Longer than a shard remembers a request it must not be repeated.
             deadline = min(call.deadline, time.monotonic() + REPEAT_S)
             away_s = self.client.settings.away_timeout_s
-            name, answer = await retrying.until(deadline, attempt, away_s)
-            call.answered(name, answer)
+            await retrying.until(deadline, attempt, away_s)
         except asyncio.CancelledError:
             call.failed(Closed("the client was closed before the answer"), asked=asked)
             raise

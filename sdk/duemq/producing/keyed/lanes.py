@@ -59,7 +59,10 @@ class Call(ABC):
 
     @abstractmethod
     def answered(self, shard_name: str, answer: Any) -> None:
-        """Tells who waits.  Raises Internal if the answer does not fit."""
+        """Tells who waits.
+
+        Raises Internal if the answer does not fit; what says to ask again if it is not whole.
+        """
 
     @abstractmethod
     def failed(self, error: DuemqError, *, asked: bool) -> None:

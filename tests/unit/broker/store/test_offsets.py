@@ -50,6 +50,16 @@ def test_a_commit_that_comes_late_moves_nothing_back() -> None:
     assert offsets(10, 5).commit(KEY, 6, 7, 100) == Progress(7, 6)
 
 
+@pytest.mark.parametrize(
+    ("was", "offset", "stands"),
+    [(10, 3, 3), (7, 3, 10), (-1, 3, 10), (None, 3, 3), (7, 12, 12), (-1, 12, 12)],
+)
+def test_who_is_no_member_goes_back_from_where_the_group_is(
+    was: int | None, offset: int, stands: int
+) -> None:
+    assert offsets(10, 5).commit(KEY, 0, offset, 100, was) == Progress(stands, 5)
+
+
 @pytest.mark.parametrize("offset", [-1, 101])
 def test_an_offset_beyond_the_queue_is_refused(offset: int) -> None:
     with pytest.raises(OffsetOutOfRange) as caught:

@@ -9,7 +9,13 @@ from duemq_server.storage.errors import LogFull
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.scheduling.bulk import walk as walking
 from duemq_server.timer_service.scheduling.bulk.adopting import adopt
-from duemq_server.timer_service.scheduling.bulk.jobs import KEEP_MS, REMEMBERED_MAX, Job, Which
+from duemq_server.timer_service.scheduling.bulk.jobs import (
+    KEEP_MS,
+    REMEMBERED_MAX,
+    BulkJobs,
+    Job,
+    Which,
+)
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED
 from duemq_server.timer_service.timers.keyed import TimerKey
@@ -317,8 +323,50 @@ def test_a_bounded_number_of_jobs_is_remembered_for_a_day() -> None:
     jobs = world.scheduler.bulk
     assert jobs.find(bytes(16)) is None
     assert jobs.find((1).to_bytes(16, "big")) is not None
+    for now_ms in range(START_MS, START_MS + KEEP_MS + 2, KEEP_MS // 24):
+        assert jobs.saved()
+        jobs.expire(now_ms)
     jobs.expire(START_MS + KEEP_MS + 1)
     assert jobs.saved() == []
+
+
+def test_a_job_that_is_over_just_after_the_clock_was_set_is_remembered() -> None:
+    world = far_world(FAR_MS)
+    jobs = world.scheduler.bulk
+    finish(world, begun(world, ALL._replace(topic="other"))[1])
+    jobs.expire(START_MS)
+    world.now_ms -= 2 * KEEP_MS
+    job = accept(world.scheduler, b"k" * 16, ALL, world.now_ms)
+    finish(world, Walk(world.scheduler, job))
+    jobs.expire(world.now_ms + 1_000)
+    assert [each.id for each in jobs.known] == [ID, job.id]
+
+
+@pytest.mark.parametrize("by_ms", [2 * KEEP_MS, -2 * KEEP_MS, -START_MS])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_clock_that_is_set_forgets_no_job(killed: bool, by_ms: int) -> None:
+    """Whoever got no answer asks again, and would shift what was shifted."""
+    world = far_world(FAR_MS)
+    job, walk = begun(world, ALL._replace(by_ms=60_000))
+    finish(world, walk)
+    now_ms = START_MS
+    for _ in range(3):
+        now_ms += 1_000
+        world.scheduler.bulk.expire(now_ms)
+    if killed:
+        world.sync()
+        world.kill()
+    now_ms += by_ms
+    for _ in range(3):
+        now_ms += 1_000
+        world.scheduler.bulk.expire(now_ms)
+    found = world.scheduler.bulk.find(job.id)
+    assert found is not None
+    assert found.over_ms
+    for _ in range(25):
+        now_ms += KEEP_MS // 24
+        world.scheduler.bulk.expire(now_ms)
+    assert world.scheduler.bulk.find(job.id) is None
 
 
 def test_a_job_s_offsets_are_those_of_timers_that_were_there() -> None:
@@ -367,3 +415,106 @@ def test_a_job_that_was_noted_in_part_touches_nothing(monkeypatch: pytest.Monkey
     assert job is not None
     finish(world, Walk(world.scheduler, job))
     assert (job.count, world.scheduler.ledger.pending) == (0, 1)
+
+
+@pytest.mark.parametrize("steps", [0, 3, 4, 6])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("crash", range(4))
+def test_a_cancel_in_front_of_a_shift_misses_none(
+    crash: int, saved: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are whole after a crash before, in and behind the one that went first."""
+    monkeypatch.setattr(walking, "CANCELLED_AT_ONCE", 1)
+    monkeypatch.setattr(walking, "SHIFTED_AT_ONCE", 1)
+    world = far_world(FAR_MS, 2 * FAR_MS)
+    add(world, 5_000, 3 * FAR_MS)
+    jobs = world.scheduler.bulk
+
+    def crashes(at: int) -> None:
+        nonlocal jobs
+        if at != crash:
+            return
+        world.sync()
+        if saved:
+            world.now_ms += world.limits.checkpoint_interval_ms
+            while world.housekeep():
+                world.sync()
+            world.now_ms = START_MS
+        before = jobs.saved()
+        world.kill()
+        jobs = world.scheduler.bulk
+        again = [job for job in jobs.saved() if not job["over_ms"]]
+        assert again == [job for job in before if not job["over_ms"]]
+
+    _, shift = begun(world, ALL._replace(by_ms=60_000))
+    for _ in range(steps):
+        go_on(world, shift)
+    done = world.scheduler.ledger.replaced
+    accept(world.scheduler, b"k" * 16, ALL, world.now_ms)
+    crashes(0)
+    add(world, FAR_MS)  # this one comes behind the cancel
+    assert jobs.open is not None
+    walk = Walk(world.scheduler, jobs.open)
+    go_on(world, walk)
+    go_on(world, walk)
+    crashes(1)
+    assert jobs.open is not None
+    assert jobs.open.id == b"k" * 16
+    finish(world, Walk(world.scheduler, jobs.open))
+    crashes(2)
+    if jobs.behind is not None:  # a checkpoint knows of one that is open
+        walking.go_on(world.scheduler, world.now_ms)
+    crashes(3)
+    assert jobs.open is not None
+    assert (jobs.open.id, jobs.behind) == (ID, None)
+    finish(world, Walk(world.scheduler, jobs.open))
+
+    ledger = world.scheduler.ledger
+    assert (ledger.cancelled, ledger.replaced, ledger.pending) == (4, done, 1)
+    assert [job.count for job in jobs.known] == [4, done]
+
+
+def test_an_older_release_reads_what_goes_on_as_one_that_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It knows of one open job, and refuses a log with a slice of another."""
+    monkeypatch.setattr(walking, "SHIFTED_AT_ONCE", 1)
+    world = far_world(FAR_MS, FAR_MS)
+    job, shift = begun(world, ALL._replace(by_ms=60_000))
+    while not job.count:
+        go_on(world, shift)
+    other = accept(world.scheduler, b"k" * 16, ALL._replace(topic="other"), world.now_ms)
+    finish(world, Walk(world.scheduler, other))
+    walking.go_on(world.scheduler, world.now_ms)
+    world.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr(BulkJobs, "begin", lambda jobs, job: setattr(jobs, "open", job))
+        world.kill()
+    assert world.scheduler.bulk.open == job
+    assert job.count == 1
+    finish(world, Walk(world.scheduler, world.scheduler.bulk.open))
+    assert world.scheduler.ledger.replaced == 2
+
+
+@pytest.mark.parametrize(
+    ("which", "first", "may"),
+    [
+        ({}, {"by_ms": 5}, True),
+        ({"from_ms": 1}, {"by_ms": 5}, False),
+        ({"to_ms": START_MS}, {"by_ms": 5}, False),
+        ({"from_ms": 1, "topic": "other"}, {"by_ms": 5}, True),
+        ({"from_ms": 1, "key_prefix": "a/"}, {"by_ms": 5, "key_prefix": "b/"}, True),
+        ({"from_ms": 1, "key_prefix": "a/"}, {"by_ms": 5, "key_prefix": "a/b"}, False),
+        ({"from_ms": 1, "key_prefix": "a/b"}, {"by_ms": 5}, False),
+        ({}, {"to_topic": "other"}, False),
+        ({"topic": "other"}, {"to_topic": "other"}, False),
+        ({"topic": "third"}, {"to_topic": "other"}, True),
+        ({"key_prefix": "a/"}, {"to_topic": "other"}, True),
+        ({"topic": "third", "by_ms": 5}, {"by_ms": 5}, False),
+        ({"topic": "third", "to_topic": "other"}, {"by_ms": 5}, False),
+    ],
+)
+def test_which_cancel_may_go_before_a_shift_or_a_move(
+    which: dict[str, object], first: dict[str, object], may: bool
+) -> None:
+    assert ALL._replace(**which).may_pass(ALL._replace(**first)) is may
