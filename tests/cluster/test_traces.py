@@ -55,7 +55,12 @@ with Admin(nameserver) as admin, Producer(nameserver) as producer:
     admin.create_topic(name)
     for number in range(plain):
         producer.send(name, b"plain", key=f"k{number}")
-    producer.send_many(name, [b"later"] * delayed, delay="500ms")
+    late = [producer.submit(name, b"later", delay="500ms") for _ in range(delayed // 2)]
+    # A list is sampled as a whole, or not at all.
+    for _ in range(delayed // 4):
+        producer.send_many(name, [b"later"] * 2, delay="500ms")
+    for each in late:
+        each.result()
 group = name + "-g"
 with PushConsumer(group, name, receive, nameserver=nameserver, start_from="earliest"):
     if not done.wait(60):

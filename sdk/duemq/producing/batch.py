@@ -11,11 +11,11 @@ message costs no object of its own while it is on its way.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from duemq.producing import batch_encoding, handle
-from duemq.producing.batch_encoding import Extras, Numbers
+from duemq.producing.batch_encoding import Carried, Extras, Numbers
 from duemq.protocol import checks
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.tracing import sends, spans
@@ -37,8 +37,8 @@ Labels = tuple[str | None, str | None, Mapping[str, str] | None]
 """Key, tag and properties of a message."""
 NO_LABELS: Labels = (None, None, None)
 
-Begun = tuple[int, sends.Begun, bytes]
-"""(index of a message, its span, what its record is to carry for it)."""
+Begun = tuple[int, sends.Begun, Sequence[bytes]]
+"""(index of the first message, spans from there on, what each record is to carry for its own)."""
 
 Way = tuple["Queue | str | None", int]
 """How messages of a topic travel: their queue and the field of their due times.
@@ -121,9 +121,9 @@ class Batch:
         self.born: list[tuple[int, int]] = [(0, now_ms)]
         self.born_ms = now_ms
         self.sends: list[tuple[int, sends.Begun]] = []
-        """Spans of messages, by index."""
-        self.carried: list[tuple[int, bytes]] = []
-        """What their records are to carry for it, by index."""
+        """Spans of messages, by index of the first."""
+        self.carried: list[Carried] = []
+        """What their records are to carry for it."""
         self.traced = False
         """Some message may carry a trace context."""
         self.traced_next = NEVER
@@ -183,15 +183,16 @@ class Batch:
         """
         if index >= self.traced_next:
             self.traced_next = index + 1 + spans.head.gap()
-        for each in begin_sends(self.topic, [(index, body_bytes)], extras, labels, parent):
-            self._add_begun(*each)
+        begun = begin_send(self.topic, index, body_bytes, extras, labels, parent)
+        if begun is not None:
+            self._add_begun(*begun)
 
-    def _add_begun(self, index: int, span: sends.Begun, encoded: bytes) -> None:
+    def _add_begun(self, first: int, begun: sends.Begun, encoded: Sequence[bytes]) -> None:
         self.traced = True
-        self.sends.append((index, span))
+        self.sends.append((first, begun))
         if encoded:
-            self.carried.append((index, encoded))
-            self.size += len(encoded)
+            self.carried.append((first, encoded))
+            self.size += len(encoded[0]) * len(encoded)
 
     def fill(
         self,
@@ -349,20 +350,27 @@ class Batch:
         )
 
 
-def begin_sends(
+def may_begin(extras: Extras | None, parent: SpanContext | None) -> bool:
+    """Whether messages may get a trace: not where they have no room for it."""
+    if parent is sends.UNSAMPLED:
+        return False
+    return extras is None or len(extras.encoded) <= PROPERTIES_BYTES_DEFAULT - TRACE_BYTES_MAX
+
+
+def begin_send(
     topic: str,
-    messages: Iterable[tuple[int, int]],
+    index: int,
+    body_bytes: int,
     extras: Extras | None,
     labels: Labels,
     parent: SpanContext | None,
-) -> list[Begun]:
-    """As `sends.begin`, of (index, bytes of the body); without those that get no trace."""
-    if parent is sends.UNSAMPLED:
-        return []
-    if extras is not None and len(extras.encoded) > PROPERTIES_BYTES_DEFAULT - TRACE_BYTES_MAX:
-        return []
-    light = sends.begin_light(messages, *labels, parent)
-    if light is not None:
-        return light
-    begun = ((at, sends.begin(topic, size, *labels, parent)) for at, size in messages)
-    return [(at, *each) for at, each in begun if each is not None]
+) -> Begun | None:
+    """As `sends.begin`; None: it gets no trace."""
+    if not may_begin(extras, parent):
+        return None
+    key, tag, properties = labels
+    if sends.may_be_light(properties, parent):
+        light = sends.begin_light(body_bytes, key, tag, parent)
+        return index, light, (light.encoded,)
+    begun = sends.begin(topic, body_bytes, *labels, parent)
+    return (index, begun[0], (begun[1],) if begun[1] else ()) if begun is not None else None

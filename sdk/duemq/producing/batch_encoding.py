@@ -27,17 +27,16 @@ from duemq.errors import TooLarge
 from duemq.protocol import checks
 from duemq.protocol.due import DELAY_LEVELS
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
-from duemq.protocol.message_ids import ID_CHARS
+from duemq.protocol.message_ids import ID_CHARS, INDEXES
 from duemq.protocol.record_bytes import property_entry, text_hash, varint
 from duemq.tracing.contexts import BAGGAGE, TRACEPARENT
 from duemq.v1.view_pb2 import SendRequestView
 
 _TRACING = frozenset((TRACEPARENT, BAGGAGE))
 
-BLOCK_MESSAGES = 4096
+BLOCK_MESSAGES = len(INDEXES)
 """Messages of one batch at most: three hex digits of their ids count them."""
 
-_INDEX = tuple(b"%03x" % index for index in range(BLOCK_MESSAGES))
 _ID_FIELD = b"\x12" + bytes([ID_CHARS])
 _ID_FIELD_BYTES = len(_ID_FIELD) + ID_CHARS
 _UNTRACED = b"\x70\x01"
@@ -111,6 +110,13 @@ def _utf8(field: str, text: str) -> bytes:
         raise checks.wrong(field, ascii(text), "valid Unicode") from None
 
 
+Carried = tuple[int, Sequence[bytes]]
+"""What messages next to each other have besides: (index of the first, encoded properties).
+
+The properties are as long for each of them.
+"""
+
+
 class _Heads(dict[tuple[int, int], bytes]):
     """(bytes of the body, bytes after the body) → what stands before the body."""
 
@@ -140,11 +146,10 @@ def records_and_sizes(
     extras: Sequence[bytes] | None,
     id_head: bytes,
     born: Sequence[tuple[int, int]],
-    carried: Sequence[tuple[int, bytes]] = (),
+    carried: Sequence[Carried] = (),
 ) -> tuple[list[bytes], "array[int]"]:
     """The records' pieces in order, and their encoded sizes.
 
-    `carried`: (index, encoded properties) of what some messages have besides.
     `id_head`: the ids but for their index.  `born`: (index of the first message, born_ms) of
     each run of messages.
     """
@@ -159,7 +164,7 @@ def records_and_sizes(
         rest_bytes = _ID_FIELD_BYTES + len(extra) + len(tail)
         head = _heads[len(body), rest_bytes]
         sizes = array("I", (len(head) + len(body) + rest_bytes,))
-        return [head, body, id_field, _INDEX[0], extra, tail], sizes
+        return [head, body, id_field, INDEXES[0], extra, tail], sizes
     tails = _tails(born, count)
     lengths = list(map(len, bodies))
     rests = [len(tail) + _ID_FIELD_BYTES for tail in tails]
@@ -171,33 +176,43 @@ def records_and_sizes(
         head = _heads[lengths[0], rests[0]]
         parts[0::width] = [head] * count
         sizes = array("I", [len(head) + lengths[0] + rests[0]]) * count
-        for index, encoded in carried:
-            rest_bytes = rests[0] + len(encoded)
-            parts[width * index] = head = _heads[lengths[0], rest_bytes]
-            sizes[index] = len(head) + lengths[0] + rest_bytes
+        for first, encoded in carried:
+            past, rest_bytes = first + len(encoded), rests[0] + len(encoded[0])
+            head = _heads[lengths[0], rest_bytes]
+            size = len(head) + lengths[0] + rest_bytes
+            if past == first + 1:
+                parts[width * first], sizes[first] = head, size
+            else:
+                parts[width * first : width * past : width] = [head] * len(encoded)
+                sizes[first:past] = array("I", [size]) * len(encoded)
     else:
-        for index, encoded in carried:
-            rests[index] += len(encoded)
+        for first, encoded in carried:
+            past = first + len(encoded)
+            rests[first:past] = map(add, rests[first:past], map(len, encoded))
         heads = list(map(_heads.__getitem__, zip(lengths, rests, strict=True)))
         parts[0::width] = heads
         sizes = array("I", map(add, map(add, map(len, heads), lengths), rests))
     parts[1::width] = bodies
     parts[2::width] = [id_field] * count
-    parts[3::width] = _INDEX[:count]
+    parts[3::width] = INDEXES[:count]
     if extras is not None:
         parts[4::width] = extras
     parts[width - 1 :: width] = tails
-    for index, encoded in carried:
-        parts[width * index + width - 1] = encoded + tails[index]
+    for first, encoded in carried:
+        if len(encoded) == 1:
+            parts[width * first + width - 1] = encoded[0] + tails[first]
+        else:
+            past = first + len(encoded)
+            with_tails = list(map(add, encoded, tails[first:past]))
+            parts[width * first + width - 1 : width * past : width] = with_tails
     return parts, sizes
 
 
-def _joined(
-    extras: Sequence[bytes] | None, carried: Sequence[tuple[int, bytes]], count: int
-) -> list[bytes]:
+def _joined(extras: Sequence[bytes] | None, carried: Sequence[Carried], count: int) -> list[bytes]:
     column = list(extras or [b""] * count)
-    for index, encoded in carried:
-        column[index] += encoded
+    for first, encoded in carried:
+        past = first + len(encoded)
+        column[first:past] = map(add, column[first:past], encoded)
     return column
 
 

@@ -8,7 +8,15 @@ from opentelemetry.trace import SpanContext
 
 from duemq.errors import DuemqError, InvalidArgument, InvariantError, Overloaded, TooLarge
 from duemq.message import Outgoing
-from duemq.producing.batch import NO_LABELS, RECORD_BYTES, Batch, Begun, Labels, begin_sends
+from duemq.producing.batch import (
+    NO_LABELS,
+    RECORD_BYTES,
+    Batch,
+    Begun,
+    Labels,
+    begin_send,
+    may_begin,
+)
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
 from duemq.producing.keyed.intake import KeyedIntake, check_keyed
 from duemq.producing.outbox import BODY_BYTES_MAX, Outbox, Target, body_of, chunks_of
@@ -20,7 +28,7 @@ from duemq.protocol.route import Queue
 from duemq.protocol.timer_keys import check_keyed_topic
 from duemq.tracing import sends, spans
 from duemq.tracing.contexts import TRACEPARENT, baggage_to_carry
-from duemq.tracing.sampling import NO_CONTEXT, current_context
+from duemq.tracing.sampling import NO_CONTEXT, current_context, runs_of
 
 # The first bite taken from an iterable; later ones as many as fill a frame.
 FIRST_CHUNK_MESSAGES = 512
@@ -326,6 +334,25 @@ def _begun(
     parent: SpanContext | None,
 ) -> list[Begun]:
     """The spans of those bodies that get one."""
-    indexes = range(len(bodies)) if parent is not None else spans.head.drawn(len(bodies))
-    sizes = ((at, len(bodies[at])) for at in indexes)
-    return begin_sends(topic, sizes, extras, labels, parent)
+    if not may_begin(extras, parent):
+        return []
+    key, tag, properties = labels
+    count, head = len(bodies), spans.head
+    if sends.may_be_light(properties, parent):
+        runs = runs_of(count) if parent is not None else head.drawn_runs(count)
+        return [_begun_run(run, bodies, key, tag, parent) for run in runs]
+    indexes = range(count) if parent is not None else head.drawn(count)
+    begun = (begin_send(topic, at, len(bodies[at]), extras, labels, parent) for at in indexes)
+    return [each for each in begun if each is not None]
+
+
+def _begun_run(
+    run: range,
+    bodies: Sequence[bytes],
+    key: str | None,
+    tag: str | None,
+    parent: SpanContext | None,
+) -> Begun:
+    sizes = list(map(len, bodies[run.start : run.stop]))
+    lights = sends.begin_lights(run, sizes, key, tag, parent)
+    return run.start, lights, lights.encoded

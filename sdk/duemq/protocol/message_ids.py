@@ -14,9 +14,12 @@ import os
 import re
 
 ID_CHARS = 28
-_TIME_CHARS, _PRODUCER_CHARS, _BATCH_CHARS = 11, 9, 5
+_TIME_CHARS, _PRODUCER_CHARS, _BATCH_CHARS, _INDEX_CHARS = 11, 9, 5, 3
 _BATCHES = 16**_BATCH_CHARS
 _TIME_END = 16**_TIME_CHARS
+INDEXES = tuple(b"%0*x" % (_INDEX_CHARS, index) for index in range(16**_INDEX_CHARS))
+"""How the ids of a batch's messages end."""
+
 _ID = re.compile(f"[0-9a-f]{{{ID_CHARS}}}")
 
 

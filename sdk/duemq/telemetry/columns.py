@@ -8,18 +8,16 @@ The way back, to Arrow, is trace_analytics/duemq_analytics/source/spans.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import repeat
-from operator import sub
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext
 
 from duemq.protocol.limits import SPAN_NUMBERS
-from duemq.telemetry.light_spans import SendRows
+from duemq.telemetry import send_columns
+from duemq.telemetry.light_spans import LightSpan, SendRows
 from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
@@ -68,50 +66,14 @@ _RANGES = SPAN_NUMBERS | {"attempt": range(-(2**31), 2**31)}
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
     """One SpanBatch of these spans, serialized."""
     if isinstance(spans, SendRows):
-        return _encode_sends(spans)
+        resource = spans.resource
+        names = _text_of(resource, "service.name"), _text_of(resource, "service.instance.id")
+        return send_columns.encode(spans, SCHEMA_VERSION, *names)
     batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
     _put_identity(batch, spans)
     _put_times(batch, spans)
     _put_links(batch, spans)
     _put_attributes(batch, spans)
-    return batch.SerializeToString()
-
-
-def _encode_sends(rows: SendRows) -> bytes:
-    """The same of light spans."""
-    count = len(rows)
-    lights = rows.lights
-    batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=count)
-    batch.trace_ids = b"".join([light.trace_id for light in lights])
-    batch.span_ids = b"".join([light.span_id for light in lights])
-    if any(light.parent for light in lights):
-        batch.parent_span_ids = b"".join(
-            (light.parent.span_id if light.parent else 0).to_bytes(8, "big") for light in lights
-        )
-    starts = [light.start_ns for light in lights]
-    batch.start_ns.extend(starts)
-    batch.duration_ns.extend(map(max, map(sub, rows.end_ns, starts), repeat(0)))
-    failures = [attribute.failure(error) if error else None for error in rows.errors]
-    for column, values in (
-        ("name", [f"send {topic}" for topic in rows.topics]),
-        ("kind", ["PRODUCER"] * count),
-        ("status", ["ERROR" if failed else "UNSET" for failed in failures]),
-        ("error_type", [failed[0] if failed else "" for failed in failures]),
-        ("service", [_text_of(rows.resource, "service.name")] * count),
-        ("instance", [_text_of(rows.resource, "service.instance.id")] * count),
-        ("operation", ["send"] * count),
-        ("topic", rows.topics),
-        ("message_id", rows.message_ids),
-        ("key", [light.key or "" for light in lights]),
-        ("tag", [light.tag or "" for light in lights]),
-        ("broker", rows.brokers),
-    ):
-        _put_strings(getattr(batch, column), values)
-    if any(queue != -1 for queue in rows.queues):
-        batch.queue_id.extend(rows.queues)
-    _put_numbers(batch.queue_offset, rows.offsets)
-    _put_numbers(batch.body_bytes, [light.body_bytes for light in lights])
-    _put_numbers(batch.due_ms, rows.due_ms)
     return batch.SerializeToString()
 
 
@@ -142,16 +104,23 @@ def _put_links(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
     of_spans = [_links_of(span) for span in spans]
     if not any(of_spans):
         return
-    links = [context for of_span in of_spans for context in of_span]
+    links = [ids for of_span in of_spans for ids in of_span]
     batch.link_counts.extend(map(len, of_spans))
-    batch.link_trace_ids = b"".join(c.trace_id.to_bytes(16, "big") for c in links)
-    batch.link_span_ids = b"".join(c.span_id.to_bytes(8, "big") for c in links)
+    batch.link_trace_ids = b"".join([trace_id for trace_id, _ in links])
+    batch.link_span_ids = b"".join([span_id for _, span_id in links])
 
 
-def _links_of(span: ReadableSpan) -> list[SpanContext]:
+def _links_of(span: ReadableSpan) -> list[tuple[bytes, bytes]]:
     """Without the parent, which has a column and is linked to by most spans."""
-    parent = span.parent.span_id if span.parent is not None else 0
-    return [link.context for link in span.links if link.context.span_id != parent]
+    parent = (span.parent.span_id if span.parent is not None else 0).to_bytes(8, "big")
+    return [ids for ids in _link_ids(span) if ids[1] != parent]
+
+
+def _link_ids(span: ReadableSpan) -> Iterable[tuple[bytes, bytes]]:
+    if isinstance(span, LightSpan):
+        return span.link_ids
+    contexts = (link.context for link in span.links)
+    return ((c.trace_id.to_bytes(16, "big"), c.span_id.to_bytes(8, "big")) for c in contexts)
 
 
 def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:

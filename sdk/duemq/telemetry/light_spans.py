@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from itertools import accumulate
 from random import getrandbits
 from typing import Any, overload
 
@@ -16,7 +17,7 @@ from opentelemetry.util.types import AttributeValue
 from duemq.tracing import attributes as attribute
 from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import Found
-from duemq.tracing.sends import Light, SendFrame
+from duemq.tracing.sends import SendFrame
 
 _SCOPE = InstrumentationScope(*tracing.scope())
 _UNSET = Status(StatusCode.UNSET)
@@ -60,98 +61,91 @@ class LightSpan(ReadableSpan):
         """The creation contexts of its messages."""
         return [Link(context) for context in self._found.sampled]
 
+    @property
+    def link_ids(self) -> Iterable[tuple[bytes, bytes]]:
+        """(trace id, span id) of the same."""
+        return self._found.ids
 
-@dataclass(slots=True)
+
 class SendRows(Sequence[ReadableSpan]):
-    """Spans by column; as a sequence, OpenTelemetry's, made when they are asked for."""
+    """Spans of sends; as a sequence, OpenTelemetry's, made when they are asked for."""
 
-    resource: Resource
-    lights: list[Light]
-    topics: list[str]
-    message_ids: list[str]
-    brokers: list[str]
-    queues: list[int]
-    offsets: list[int]
-    due_ms: list[int]
-    end_ns: list[int]
-    errors: list[BaseException | None]
-
-    @classmethod
-    def of(cls, frames: Iterable[SendFrame], resource: Resource) -> SendRows:
-        """The spans of frames, in their order."""
-        rows = cls(resource, [], [], [], [], [], [], [], [], [])
-        for batch, begun, end_ns in frames:
-            count = len(begun)
-            stored = batch.error is None
-            rows.lights += [light for _, light in begun]
-            rows.topics += [batch.topic] * count
-            rows.message_ids += [batch.message_id(index) for index, _ in begun]
-            rows.brokers += [batch.broker if stored else ""] * count
-            rows.queues += [batch.queue_id if stored else -1] * count
-            rows.offsets += [batch.base_offset + index if stored else 0 for index, _ in begun]
-            due_ms = batch.due_ms if stored else b""
-            rows.due_ms += [batch.due_ms_of(index) if due_ms else 0 for index, _ in begun]
-            rows.end_ns += [end_ns] * count
-            rows.errors += [batch.error] * count
-        return rows
+    def __init__(self, frames: Sequence[SendFrame], resource: Resource) -> None:
+        """`resource`: whose spans they are."""
+        self.frames = frames
+        self.resource = resource
+        self.counts = [frame.rows for frame in frames]
+        """Of `frames`."""
+        self._ends = list(accumulate(self.counts))
 
     def __len__(self) -> int:
-        return len(self.lights)
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, index: int) -> ReadableSpan: ...
     @overload
     def __getitem__(self, index: slice) -> SendRows: ...
     def __getitem__(self, index: int | slice) -> ReadableSpan | SendRows:
-        columns = [getattr(self, each.name) for each in fields(self)[1:]]
         if isinstance(index, slice):
-            return SendRows(self.resource, *(column[index] for column in columns))
-        return self._span(*(column[index] for column in columns))
+            start, stop, _ = index.indices(len(self))
+            return SendRows(self._between(start, stop), self.resource)
+        at = range(len(self))[index]
+        return self._span(*self._between(at, at + 1))
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         return map(self.__getitem__, range(len(self)))
 
-    def _span(
-        self,
-        light: Light,
-        topic: str,
-        message_id: str,
-        broker: str,
-        queue: int,
-        offset: int,
-        due_ms: int,
-        end_ns: int,
-        error: BaseException | None,
-    ) -> ReadableSpan:
-        attributes: dict[str, Any] = attribute.attributes_of("send", topic)
-        attributes[attribute.BODY_BYTES] = light.body_bytes
+    def _between(self, start: int, stop: int) -> list[SendFrame]:
+        at = bisect_right(self._ends, start)
+        found: list[SendFrame] = []
+        while start < stop:
+            frame, count = self.frames[at], self.counts[at]
+            first = start - (self._ends[at] - count)
+            past = min(count, first + stop - start)
+            if past - first < count:
+                frame = frame._replace(lights=frame.lights.part(first, past))
+            found.append(frame)
+            start += past - first
+            at += 1
+        return found
+
+    def _span(self, frame: SendFrame) -> ReadableSpan:
+        """The only one of a frame."""
+        batch, lights, end_ns = frame
+        index, start_ns = lights.indexes[0], lights.starts_ns[0]
+        attributes: dict[str, Any] = attribute.attributes_of("send", batch.topic)
+        attributes[attribute.BODY_BYTES] = lights.body_bytes[0]
         attributes |= attribute.filled(
             {
-                attribute.MESSAGE_ID: message_id,
-                attribute.KEY: light.key,
-                attribute.TAG: light.tag,
+                attribute.MESSAGE_ID: batch.message_id(index),
+                attribute.KEY: lights.keys[0],
+                attribute.TAG: lights.tags[0],
             }
         )
         status = _UNSET
-        if error is None:
-            attributes |= {attribute.QUEUE: str(queue), attribute.QUEUE_OFFSET: offset}
-            attributes |= attribute.filled({attribute.BROKER: broker, attribute.DUE_MS: due_ms})
+        if batch.error is None:
+            due_ms = batch.due_ms_of(index) if batch.due_ms else 0
+            attributes[attribute.QUEUE] = str(batch.queue_id)
+            attributes[attribute.QUEUE_OFFSET] = batch.base_offset + index
+            attributes |= attribute.filled(
+                {attribute.BROKER: batch.broker, attribute.DUE_MS: due_ms}
+            )
         else:
-            attributes[attribute.ERROR_TYPE], status = attribute.failure(error)
+            attributes[attribute.ERROR_TYPE], status = attribute.failure(batch.error)
         return ReadableSpan(
-            f"send {topic}",
+            f"send {batch.topic}",
             SpanContext(
-                int.from_bytes(light.trace_id, "big"),
-                int.from_bytes(light.span_id, "big"),
+                int.from_bytes(lights.trace_ids, "big"),
+                int.from_bytes(lights.span_ids, "big"),
                 False,
                 _SAMPLED,
             ),
-            light.parent,
+            lights.parents[0],
             self.resource,
             attributes,
             kind=SpanKind.PRODUCER,
             status=status,
-            start_time=light.start_ns,
-            end_time=max(end_ns, light.start_ns),
+            start_time=start_ns,
+            end_time=max(end_ns, start_ns),
             instrumentation_scope=_SCOPE,
         )

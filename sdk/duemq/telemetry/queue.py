@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
@@ -53,6 +54,8 @@ class SpanQueue(SpanProcessor):
         batch_max = min(BATCH_SPANS_MAX, self._waiting_max, batch_max)
         self._batch_max = batch_max
         self._export_max = batch_max * exporter.batches_max
+        # Light spans are small: they wait for a full export, if that leaves room for more.
+        self._lights_max = min(self._export_max, max(batch_max, self._waiting_max // 4))
         self._begin()
         reference = weakref.WeakMethod(self._begin)
 
@@ -98,7 +101,7 @@ class SpanQueue(SpanProcessor):
 
     def put(self, frame: SendFrame) -> None:
         """Queues the spans of a batch's messages, or counts them as dropped, all of them."""
-        if self._admit(len(frame.begun)):
+        if self._admit(frame.rows):
             self._frames.append(frame)
             self._wake_if_full()
 
@@ -110,8 +113,17 @@ class SpanQueue(SpanProcessor):
         return refused is None
 
     def _wake_if_full(self) -> None:
-        if self._counts.waiting >= self._batch_max:
+        if self._spans_full or self._lights_full:
             self._wake.set()
+
+    @property
+    def _spans_full(self) -> bool:
+        """They are worth an export."""
+        return len(self._spans) >= self._batch_max
+
+    @property
+    def _lights_full(self) -> bool:
+        return self._counts.waiting - len(self._spans) >= self._lights_max
 
     def shutdown(self) -> None:
         """Exports what waits; what the exporter did not take in time is dropped."""
@@ -132,35 +144,49 @@ class SpanQueue(SpanProcessor):
 
     def _run(self) -> None:
         while not self._ended:
-            self._wake.wait(self._period_s)
-            self._wake.clear()
+            whole_at = monotonic() + self._period_s
+            while not self._ended and self._full_before(whole_at):
+                self._export(whole=False)
             self._export()
         self._export()
 
-    def _export(self) -> None:
+    def _full_before(self, monotonic_s: float) -> bool:
+        """Waits until something is worth an export, or the queue ends; False: it is late."""
+        left_s = monotonic_s - monotonic()
+        if left_s <= 0 or not self._wake.wait(left_s):
+            return False
+        self._wake.clear()
+        return True
+
+    def _export(self, *, whole: bool = True) -> None:
+        """What is worth an export, or the `whole`: a small export costs as much."""
         with self._exporting:
             token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
             try:
-                while self._spans or self._frames:
-                    self._export_spans()
-                    self._export_frames()
+                while self._export_spans(whole) + self._export_frames(whole):
+                    pass
             finally:
                 detach(token)
 
-    def _export_spans(self) -> None:
-        count = min(len(self._spans), self._export_max)
+    def _export_spans(self, whole: bool) -> int:
+        """Answers how many."""
+        count = min(len(self._spans), self._export_max) if whole or self._spans_full else 0
         self._hand_over([self._spans.popleft() for _ in range(count)])
+        return count
 
-    def _export_frames(self) -> None:
-        """As many as fill an export, or one that fills several."""
+    def _export_frames(self, whole: bool) -> int:
+        """As many as fit an export, or one that fills several.  Answers how many spans."""
         frames: list[SendFrame] = []
         count = 0
-        while self._frames and count < self._export_max:
+        while self._frames and (whole or self._lights_full):
+            if frames and count + self._frames[0].rows > self._export_max:
+                break
             frames.append(self._frames.popleft())
-            count += len(frames[-1].begun)
-        rows = SendRows.of(frames, self._resource)
+            count += frames[-1].rows
+        rows = SendRows(frames, self._resource)
         for first in range(0, count, self._export_max):
             self._hand_over(rows[first : first + self._export_max])
+        return count
 
     def _hand_over(self, spans: Sequence[ReadableSpan]) -> None:
         if not spans:

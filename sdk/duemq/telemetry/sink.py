@@ -25,7 +25,6 @@ from duemq.transport.blocking_client import BlockingClient
 from duemq.v1 import (
     admin_pb2,
     broker_pb2,
-    message_pb2,
     nameserver_pb2,
 )
 from duemq.v1.admin_pb2_grpc import BrokerAdminStub
@@ -75,7 +74,7 @@ class TraceSink:
         """Returns when they are stored.  Raises DuemqError: none is, or nobody knows."""
         stop_at = time.monotonic() + self._timeout_s
         lane = self._choose(stop_at)
-        request = broker_pb2.SendRequest(batches=[self._batch(lane, bodies)])
+        request = self._request(lane, bodies)
         try:
             retrying.until_blocking(stop_at, lambda: self._send(lane.address, request))
         except DuemqError:
@@ -90,24 +89,25 @@ class TraceSink:
         """Closes the connections."""
         self._client.close()
 
-    def _record(self, body: bytes) -> message_pb2.Record:
-        self._messages += 1
-        return message_pb2.Record(
-            body=body,
-            message_id=f"{self._message_ids}{self._messages:08x}",
-            born_ms=time.time_ns() // 1_000_000,
-        )
-
-    def _batch(self, lane: TraceQueue, bodies: Sequence[bytes]) -> broker_pb2.Batch:
-        return broker_pb2.Batch(
+    def _request(self, lane: TraceQueue, bodies: Sequence[bytes]) -> broker_pb2.SendRequest:
+        request = broker_pb2.SendRequest()
+        batch = request.batches.add(
             topic=self._topic,
             queue_id=lane.queue_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._sequences.get(lane, 0),
-            records=message_pb2.RecordBatch(records=map(self._record, bodies)),
             untraced=True,
         )
+        born_ms = time.time_ns() // 1_000_000
+        for body in bodies:
+            self._messages += 1
+            # In its place: a record that is made first would be copied with all that holds it.
+            record = batch.records.records.add()
+            record.body = body
+            record.message_id = f"{self._message_ids}{self._messages:08x}"
+            record.born_ms = born_ms
+        return request
 
     def _send(self, address: str, request: broker_pb2.SendRequest) -> None:
         answer: broker_pb2.SendResponse = self._client.call(

@@ -7,7 +7,7 @@ search.  Only what is sampled carries one, so that most frames need no more than
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry import trace
@@ -15,6 +15,8 @@ from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from duemq.protocol.record_bytes import read_entry
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -32,7 +34,17 @@ _USUAL_LENGTH = 55
 # How a map entry {"traceparent": <text>} of Record.properties starts on the wire; the text's length
 # (one byte) and the text follow.
 _ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12"
+_USUAL_HEAD = bytes([_USUAL_LENGTH]) + b"00-"
+# From where the property begins.
+_HEAD_AT = len(_ENCODED_PROPERTY)
+_IDS_AT = _HEAD_AT + len(_USUAL_HEAD)
+_USUAL_BYTES = _HEAD_AT + 1 + _USUAL_LENGTH
+_FLAG_AT = _USUAL_BYTES - 1
+_USUAL_START = tuple(bytes([byte]) for byte in _ENCODED_PROPERTY + _USUAL_HEAD)
 _SAMPLED = frozenset("13579bdf")
+_SAMPLED_FLAGS = b"13579bdf"
+# So many entries of one size are worth looking at by column.
+_REGULAR_MIN = 16
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,18 @@ class Found:
         """Creation contexts."""
         parsed = (extract({TRACEPARENT: text}) for text in self.texts)
         return (context for context in parsed if context is not None)
+
+    @property
+    def ids(self) -> Iterator[tuple[bytes, bytes]]:
+        """(trace id, span id) of the same, without a context for each."""
+        for text in self.texts:
+            usual = _USUAL.fullmatch(text)
+            if usual is not None:
+                ids = bytes.fromhex(usual[1]), bytes.fromhex(usual[2])
+                if any(ids[0]) and any(ids[1]):
+                    yield ids
+            elif (context := extract({TRACEPARENT: text})) is not None:
+                yield context.trace_id.to_bytes(16, "big"), context.span_id.to_bytes(8, "big")
 
 
 def extract(properties: Mapping[str, str]) -> SpanContext | None:
@@ -73,18 +97,69 @@ def contexts_in(
     """
     searched = records if isinstance(records, bytes) else bytes(records)
     past = len(searched) if end is None else end
-    found: list[str] = []
+    places: list[int] = []
+    while start < past:
+        size, count = _regular(searched, start, past)
+        if count < _REGULAR_MIN:
+            places += _by_search(searched, start, past)
+            break
+        stop = start + size * count
+        places += _by_column(searched, start, stop, size) or _by_search(searched, start, stop)
+        start = stop
+    return Found([_text_of(searched, at, past) for at in places[:limit]], len(places))
+
+
+def _regular(records: bytes, start: int, past: int) -> tuple[int, int]:
+    """(Bytes of the entry that begins here, how many as large there are from here on)."""
+    record_at, end = read_entry(records, start, past)
+    if record_at < 0:
+        return 0, 0
+    size = end - start
+    counts = []
+    for place in range(start, record_at):
+        column = records[place : past - size + 1 + place - start : size]
+        counts.append(len(column) - len(column.lstrip(records[place : place + 1])))
+    return size, min(counts)
+
+
+def _by_column(records: bytes, start: int, stop: int, size: int) -> Sequence[int]:
+    """Where the properties are, if all entries, of this size, have a sampled one at one place.
+
+    What a run of `send_many` looks like.  It takes a slice for each byte of a property's head, not
+    a search for each record.
+    """
+    at = records.find(_ENCODED_PROPERTY, start, start + size)
+    if at < 0 or at + _USUAL_BYTES > start + size:
+        return ()
+    count = (stop - start) // size
+    for place, byte in enumerate(_USUAL_START, at):
+        if records[place:stop:size] != byte * count:
+            return ()
+    flags = records[at + _FLAG_AT : stop : size]
+    return () if flags.translate(None, _SAMPLED_FLAGS) else range(at, stop, size)
+
+
+def _by_search(records: bytes, start: int, past: int) -> Sequence[int]:
+    """Where sampled properties are."""
+    found: list[int] = []
+    add, rfind = found.append, records.rfind
     # From the end: the interpreter's search backwards is the quicker one.
-    at = searched.rfind(_ENCODED_PROPERTY, start, past)
+    at = rfind(_ENCODED_PROPERTY, start, past)
     while at >= 0:
-        text_at = at + len(_ENCODED_PROPERTY) + 1
-        if text_at <= past:
-            text_end = min(past, text_at + searched[text_at - 1])
-            text = searched[text_at:text_end].decode("ascii", "replace")
-            if is_sampled(text):
-                found.append(text)
-        at = searched.rfind(_ENCODED_PROPERTY, start, at)
-    return Found(found[: -limit - 1 : -1], len(found))
+        # Nearly all are usual, and only the first become texts.
+        if at <= past - _USUAL_BYTES and records[at + _HEAD_AT : at + _IDS_AT] == _USUAL_HEAD:
+            if records[at + _FLAG_AT] in _SAMPLED_FLAGS:
+                add(at)
+        elif at < past - _HEAD_AT and is_sampled(_text_of(records, at, past)):
+            add(at)
+        at = rfind(_ENCODED_PROPERTY, start, at)
+    return found[::-1]
+
+
+def _text_of(records: bytes, at: int, past: int) -> str:
+    """Of the property that is encoded at a place."""
+    text_at = at + _HEAD_AT + 1
+    return records[text_at : min(past, text_at + records[text_at - 1])].decode("ascii", "replace")
 
 
 def is_sampled(text: str) -> bool:

@@ -3,6 +3,10 @@
 Of samplers that decide by chance (always on, always off, a ratio; by the parent where there is one)
 nobody is asked message by message: how many messages to pass over is drawn, and the drawn one gets
 a trace id that the sampler takes.  What has no memory may be drawn anew for each batch.
+
+What `send_many` sends is drawn by runs of up to RUN_MESSAGES messages of one frame: each message
+gets a trace with the sampler's probability, together with its neighbours.  Most frames then have
+none at all, and say so, and what the messages of a run share is done once.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from math import log, log1p
-from random import getrandbits, random
+from random import getrandbits, randbytes, random
 from typing import Any
 
 from opentelemetry.context import Context, attach, get_current, set_value
@@ -20,6 +24,11 @@ from opentelemetry.trace import SpanContext
 
 NEVER = 1 << 62
 """More messages than there are to pass over."""
+
+RUN_MESSAGES = 512
+"""Messages at most that one draw decides for; as many spans as one SpanBatch has."""
+
+TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 
 _ID_LIMIT = 1 << 64  # of the half of a trace id that ratio samplers look at
 _ROOT = r"(AlwaysOnSampler|AlwaysOffSampler|TraceIdRatioBased\{([0-9.e-]+)\})"
@@ -42,6 +51,7 @@ class Head:
         self._parent_based = known is not None and known[1] is None
         self._ratio = float(ratio) if ratio else float(root != "AlwaysOffSampler")
         self._bound = round(self._ratio * _ID_LIMIT)
+        self._leading = _leading_bytes(self._bound)
         self._log_rest = log1p(-self._ratio) if 0 < self._ratio < 1 else 0.0
 
     def gap(self) -> int:
@@ -57,6 +67,11 @@ class Head:
             yield at
             at += 1 + self.gap()
 
+    def drawn_runs(self, count: int) -> Iterator[range]:
+        """Which runs of `count` messages that are sent together get a trace."""
+        runs = runs_of(count)
+        return map(runs.__getitem__, self.drawn(len(runs)))
+
     def follows(self, parent: SpanContext) -> bool:
         """Whether a child of this span gets a trace; of known samplers."""
         if self._parent_based:
@@ -66,6 +81,32 @@ class Head:
     def low_bits(self) -> int:
         """The lower half of a trace id that the sampler takes; of known samplers."""
         return getrandbits(64) * self._bound >> 64
+
+    def trace_ids(self, count: int) -> bytes:
+        """So many trace ids that the sampler takes, one after the other; of known samplers."""
+        ids = bytearray(randbytes(TRACE_ID_BYTES * count))
+        for place, table in enumerate(self._leading, TRACE_ID_BYTES // 2):
+            ids[place::TRACE_ID_BYTES] = ids[place::TRACE_ID_BYTES].translate(table)
+        return bytes(ids)
+
+
+def runs_of(count: int) -> list[range]:
+    """Cuts `count` messages into runs of about the same length."""
+    runs = -(-count // RUN_MESSAGES)
+    return [range(count * at // runs, count * (at + 1) // runs) for at in range(runs)]
+
+
+def _leading_bytes(bound: int) -> list[bytes]:
+    """What becomes of random bytes, a table for each, so that 8 that begin with them are below it.
+
+    The bytes in front are zero, and the first other one is less than the bound's; the rest are left
+    as they are.  Where the bound is all there can be, so are all.
+    """
+    if bound >= _ID_LIMIT:
+        return []
+    zeros = (64 - bound.bit_length()) // 8
+    limit = bound >> (56 - 8 * zeros) if zeros < 8 else 0
+    return [bytes(256)] * min(zeros, 7) + [bytes(byte * limit >> 8 for byte in range(256))]
 
 
 class ChosenIds:

@@ -1,14 +1,17 @@
 """Send spans of a producer's batch: begun when its messages are, ended when it is answered.
 
-Where all spans of the process go to our own exporter and to nobody else (`spans.light_sink`), a
-span is a tuple until it is exported: one of OpenTelemetry's would cost more than the message.
+Where all spans of the process go to our own exporter and to nobody else (`spans.light_sink`), the
+spans of messages next to each other are one tuple until they are exported: one of OpenTelemetry's
+would cost more than the message.
 """
 
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from random import getrandbits, randbytes
+from struct import Struct
 from time import time_ns
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -19,12 +22,15 @@ from opentelemetry.util.types import AttributeValue
 from duemq.protocol.record_bytes import property_entry
 from duemq.tracing import spans
 from duemq.tracing.contexts import TRACEPARENT, Found, extract
+from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
 
 UNSAMPLED = INVALID_SPAN_CONTEXT
 """The parent of what gets no trace."""
 
 # {"traceparent": "00-…"} with the length of the usual text, as an entry of Record.properties.
-_HEAD = b"\x32\x46\x0a\x0btraceparent\x12\x3700-"
+_ENTRY = b"\x32\x46\x0a\x0btraceparent\x12\x3700-%b-%b-01"
+_ENTRY_BYTES = len(_ENTRY % (bytes(2 * TRACE_ID_BYTES), bytes(2 * SPAN_ID_BYTES)))
+_LENGTHS_KEPT = 64
 
 
 class Light(NamedTuple):
@@ -41,16 +47,66 @@ class Light(NamedTuple):
     @property
     def encoded(self) -> bytes:
         """What the message's record is to carry."""
-        return b"%b%b-%b-01" % (_HEAD, hexlify(self.trace_id), hexlify(self.span_id))
+        return _ENTRY % (hexlify(self.trace_id), hexlify(self.span_id))
 
 
-Begun: TypeAlias = "Light | spans.SendSpan"
+class Lights(NamedTuple):
+    """Such spans of a batch's messages, by column: an entry a message in each."""
+
+    indexes: Sequence[int]
+    trace_ids: bytes
+    span_ids: bytes
+    starts_ns: Sequence[int]
+    body_bytes: Sequence[int]
+    keys: Sequence[str | None]
+    tags: Sequence[str | None]
+    parents: Sequence[SpanContext | None]
+
+    @classmethod
+    def of(cls, each_one: Sequence[tuple[int, Light]]) -> Lights:
+        """Of these messages: (index, span)."""
+        indexes, lights = zip(*each_one, strict=True)
+        trace_ids, span_ids, *rest = zip(*lights, strict=True)
+        return cls(indexes, b"".join(trace_ids), b"".join(span_ids), *rest)
+
+    @property
+    def encoded(self) -> Sequence[bytes]:
+        """What each message's record is to carry."""
+        # In four calls: one for each message would cost three times as much.
+        count = len(self.indexes)
+        ids = [b""] * (2 * count)
+        ids[0::2] = _pieces(2 * TRACE_ID_BYTES, count).unpack(hexlify(self.trace_ids))
+        ids[1::2] = _pieces(2 * SPAN_ID_BYTES, count).unpack(hexlify(self.span_ids))
+        return _pieces(_ENTRY_BYTES, count).unpack(_ENTRY * count % tuple(ids))
+
+    def part(self, first: int, past: int) -> Lights:
+        """Some of them."""
+        return Lights(
+            self.indexes[first:past],
+            self.trace_ids[TRACE_ID_BYTES * first : TRACE_ID_BYTES * past],
+            self.span_ids[SPAN_ID_BYTES * first : SPAN_ID_BYTES * past],
+            self.starts_ns[first:past],
+            self.body_bytes[first:past],
+            self.keys[first:past],
+            self.tags[first:past],
+            self.parents[first:past],
+        )
+
+
+@lru_cache(_LENGTHS_KEPT)
+def _pieces(size: int, count: int) -> Struct:
+    """Cuts bytes into so many of that size."""
+    return Struct(f"{size}s" * count)
+
+
+Begun: TypeAlias = "Light | Lights | spans.SendSpan"
 
 
 class Answered(Protocol):
     """A batch whose outcome is known (producing/batch.py)."""
 
     topic: str
+    id_head: bytes
     broker: str
     queue_id: int
     base_offset: int
@@ -68,12 +124,16 @@ class Answered(Protocol):
 
 
 class SendFrame(NamedTuple):
-    """The light spans of a batch."""
+    """Light spans of a batch."""
 
     batch: Answered
-    begun: Sequence[tuple[int, Light]]
-    """(index of the message, its span)."""
+    lights: Lights
     end_ns: int
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return len(self.lights.indexes)
 
 
 class Sink(Protocol):
@@ -84,7 +144,7 @@ class Sink(Protocol):
         """Nobody else looks at spans of the process."""
 
     def put(self, frame: SendFrame) -> None:
-        """Takes those of a batch over, or counts them as dropped."""
+        """Takes them over, or counts them as dropped."""
 
     def record(
         self,
@@ -141,33 +201,58 @@ def begin(
     return span, b"".join(property_entry(name, value) for name, value in texts)
 
 
+def may_be_light(properties: Mapping[str, str] | None, parent: SpanContext | None) -> bool:
+    """Whether the spans of messages with these properties are ours alone to make."""
+    carries = TRACEPARENT in (properties or ()) or (parent is not None and parent.trace_state)
+    return not carries and spans.light_sink() is not None
+
+
 def begin_light(
-    messages: Iterable[tuple[int, int]],
+    body_bytes: int,
     key: str | None,
     tag: str | None,
-    properties: Mapping[str, str] | None,
     parent: SpanContext | None,
-) -> list[tuple[int, Begun, bytes]] | None:
-    """As `begin`, of a frame's messages (index, bytes of the body); None: spans cannot be light."""
-    carries = TRACEPARENT in (properties or ()) or (parent is not None and parent.trace_state)
-    if carries or spans.light_sink() is None:
-        return None
-    low_bits, start_ns = spans.head.low_bits, time_ns()
-    begun: list[tuple[int, Begun, bytes]] = []
-    for index, body_bytes in messages:
-        trace_id = parent.trace_id if parent else getrandbits(64) << 64 | low_bits()
-        ids = trace_id.to_bytes(16, "big"), randbytes(8)
-        light = Light(*ids, start_ns, body_bytes, key, tag, parent)
-        begun.append((index, light, light.encoded))
-    return begun
+) -> Light:
+    """As `begin`, where spans `may_be_light`."""
+    trace_id = parent.trace_id if parent else getrandbits(64) << 64 | spans.head.low_bits()
+    ids = trace_id.to_bytes(TRACE_ID_BYTES, "big"), randbytes(SPAN_ID_BYTES)
+    return Light(*ids, time_ns(), body_bytes, key, tag, parent)
+
+
+def begin_lights(
+    indexes: range,
+    body_bytes: Sequence[int],
+    key: str | None,
+    tag: str | None,
+    parent: SpanContext | None,
+) -> Lights:
+    """The same for messages next to each other that share the rest."""
+    count = len(indexes)
+    if parent is None:
+        trace_ids = spans.head.trace_ids(count)
+    else:
+        trace_ids = parent.trace_id.to_bytes(TRACE_ID_BYTES, "big") * count
+    return Lights(
+        indexes,
+        trace_ids,
+        randbytes(SPAN_ID_BYTES * count),
+        [time_ns()] * count,
+        body_bytes,
+        [key] * count,
+        [tag] * count,
+        [parent] * count,
+    )
 
 
 def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -> None:
     """The batch was answered, or given up.  `server`: the address of the broker that has it."""
-    light: list[tuple[int, Light]] = []
+    frames: list[Lights] = []
+    each_one: list[tuple[int, Light]] = []
     for index, span in begun:
         if isinstance(span, Light):
-            light.append((index, span))
+            each_one.append((index, span))
+        elif isinstance(span, Lights):
+            frames.append(span)
         elif batch.error is not None:
             span.failed(batch.error, message_id=batch.message_id(index))
         else:
@@ -179,6 +264,9 @@ def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -
                 due_ms=batch.due_ms_of(index) if batch.due_ms else 0,
                 server=server,
             )
+    if each_one:
+        frames.append(Lights.of(each_one))
     sink = spans.sink()
-    if light and sink is not None:
-        sink.put(SendFrame(batch, light, time_ns()))
+    if sink is not None:
+        for lights in frames:
+            sink.put(SendFrame(batch, lights, time_ns()))

@@ -18,12 +18,14 @@ from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
 from duemq.tracing import spans
 from duemq.tracing.contexts import TRACEPARENT, extract
+from duemq.tracing.sampling import runs_of
 from duemq.v1.broker_pb2 import SendRequest
 from duemq.v1.message_pb2 import RecordBatch
 from duemq.v1.trace_pb2 import SpanBatch
 
 COUNT = 1_000
 ON, OFF, TENTH = sampling.DEFAULT_ON, sampling.DEFAULT_OFF, sampling.ParentBasedTraceIdRatio(0.1)
+HALF = sampling.ParentBasedTraceIdRatio(0.5)
 OWN = "00-" + "1" * 32 + "-" + "2" * 16 + "-0"
 
 
@@ -91,13 +93,35 @@ class Producer:
 
 def carried(batches):
     """The contexts that the messages carry."""
-    found = [
-        extract(record.properties)
+    return {
+        carried_by(record)
         for batch in batches
         for record in batch.records.records
         if TRACEPARENT in record.properties
-    ]
-    return {(c.trace_id.to_bytes(16, "big"), c.span_id.to_bytes(8, "big")) for c in found}
+    }
+
+
+def carried_by(record):
+    found = extract(record.properties)
+    return found.trace_id.to_bytes(16, "big"), found.span_id.to_bytes(8, "big")
+
+
+def sampled_in(batch):
+    """Whether the runs of a frame are sampled, each; none: no message is."""
+    sampled = [TRACEPARENT in record.properties for record in batch.records.records]
+    if not any(sampled):
+        return ()
+    by_run = [set(sampled[run.start : run.stop]) for run in runs_of(len(sampled))]
+    assert all(len(each) == 1 for each in by_run)
+    return tuple(each.pop() for each in by_run)
+
+
+def rows_of(batch):
+    """(message id, ((trace id, span id), queue offset, bytes of the body)) of a SpanBatch."""
+    texts = batch.message_id
+    for row in range(batch.rows):
+        ids = batch.trace_ids[16 * row : 16 * row + 16], batch.span_ids[8 * row : 8 * row + 8]
+        yield texts.values[texts.rows[row]], (ids, batch.queue_offset[row], batch.body_bytes[row])
 
 
 @contextmanager
@@ -121,6 +145,14 @@ def producer(request):
         each.pipeline.shutdown(30)
 
 
+@pytest.fixture(params=[TENTH])
+def only_light(request):
+    made = Producer(request.param)
+    yield made
+    spans.use(None)
+    made.pipeline.shutdown(30)
+
+
 CALLS = pytest.mark.parametrize("call", ["submit", "send_many"])
 
 
@@ -137,15 +169,46 @@ def test_what_is_not_sampled_carries_nothing_and_the_frame_says_so(producer, cal
 @CALLS
 def test_a_tenth_carries_its_span_and_no_other_message_does(producer, call):
     p = producer(TENTH)
-    for _ in range(10):
-        getattr(p, call)(COUNT)
+    calls, each = (10, COUNT) if call == "submit" else (2 * COUNT, 5)
+    for _ in range(calls):
+        getattr(p, call)(each)
     batches = p.answered()
     assert sum(len(batch.records.records) for batch in batches) == 10 * COUNT
     found = carried(batches)
-    # Six standard deviations of a binomial distribution.
-    assert abs(len(found) - COUNT) <= 6 * 30
+    # Six standard deviations of a binomial distribution, of messages or of lists of 5.
+    assert abs(len(found) - COUNT) <= 6 * 30 * (1 if call == "submit" else 5**0.5)
     assert p.exported() == found
     assert not any(batch.untraced for batch in batches if carried([batch]))
+
+
+@pytest.mark.parametrize("only_light", [HALF], indirect=True)
+def test_what_send_many_sends_is_traced_by_runs_and_frames_without_one_say_so(only_light):
+    for _ in range(20):
+        only_light.send_many(1_100)
+    batches = only_light.answered()
+    # Frames of one run and of two; a chance of one in 2^19 that one of the two is not seen.
+    assert {sampled_in(batch) for batch in batches} >= {(), (True,)}
+    assert all(batch.untraced == (not sampled_in(batch)) for batch in batches)
+    assert carried(batches) == only_light.exported()
+
+
+@CALLS
+@pytest.mark.parametrize("options", [{}, {"key": "k", "properties": {"a": "b"}}])
+def test_each_message_carries_the_span_that_says_where_it_lies(producer, call, options):
+    p = producer(HALF)
+    for count in (1, 2, 700, 3, 1, 1_300, 1, 1, 5):
+        getattr(p, call)(count, **options)
+    batches = p.answered()
+    records = {
+        record.message_id: (carried_by(record), 100 + index, len(record.body))
+        for batch in batches
+        for index, record in enumerate(batch.records.records)
+        if TRACEPARENT in record.properties
+    }
+    p.exported()
+    rows = [row for batch in p.sink.batches for row in rows_of(batch)]
+    assert dict(rows) == records
+    assert len(rows) == len(records)
 
 
 @CALLS
@@ -271,14 +334,6 @@ def test_spans_that_nobody_takes_are_counted(monkeypatch):
     assert p.pipeline.dropped_by_reason["shutdown"] == 7
 
 
-@pytest.fixture
-def only_light():
-    made = Producer(TENTH)
-    yield made
-    spans.use(None)
-    made.pipeline.shutdown(30)
-
-
 def test_what_the_messages_of_a_frame_share_is_asked_for_once(only_light, monkeypatch):
     light_sink, asked = spans.light_sink, []
     monkeypatch.setattr(spans, "light_sink", lambda: asked.append(1) or light_sink())
@@ -288,4 +343,4 @@ def test_what_the_messages_of_a_frame_share_is_asked_for_once(only_light, monkey
     frames = only_light.answered()
     assert len(asked) == len(frames)
     assert carried(frames) == only_light.exported()
-    assert len(only_light.exported()) > COUNT
+    assert len(only_light.exported()) >= COUNT

@@ -3,6 +3,7 @@
 import struct
 
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 import duemq
@@ -11,8 +12,9 @@ from duemq.producing.batch import Batch
 from duemq.telemetry import columns
 from duemq.telemetry.light_spans import LightSpan, SendRows
 from duemq.tracing import attributes as attribute
-from duemq.tracing.contexts import Found
-from duemq.tracing.sends import Light, SendFrame
+from duemq.tracing.contexts import Found, contexts_in
+from duemq.tracing.sends import Light, Lights, SendFrame
+from duemq.v1.trace_pb2 import SpanBatch
 
 RESOURCE = Resource({"service.name": "shop", "service.instance.id": "shop-1"})
 PARENT = SpanContext(7, 8, False, TraceFlags(1))
@@ -36,21 +38,34 @@ def light(number, parent=None, key=None):
 def rows():
     due = struct.pack("<5q", *range(50, 55))
     frames = [
-        SendFrame(batch(), [(0, light(1)), (4, light(2, PARENT, "k"))], 5_000),
-        SendFrame(batch(due), [(2, light(3))], 6_000),
-        SendFrame(batch(error=Unavailable("gone")), [(1, light(4))], 7_000),
+        SendFrame(batch(), Lights.of([(0, light(1)), (4, light(2, PARENT, "k"))]), 5_000),
+        SendFrame(batch(due), Lights.of([(2, light(3))]), 6_000),
+        SendFrame(batch(error=Unavailable("gone")), Lights.of([(1, light(4))]), 7_000),
     ]
-    return SendRows.of(frames, RESOURCE)
+    return SendRows(frames, RESOURCE)
+
+
+def encoded(spans):
+    return SpanBatch.FromString(columns.encode(spans))
 
 
 def test_columns_of_sends_are_those_of_the_spans_they_stand_for():
-    assert columns.encode(rows()) == columns.encode(list(rows()))
+    assert encoded(rows()) == encoded(list(rows()))
 
 
 def test_a_part_of_the_rows_is_rows():
     whole = rows()
     assert [len(whole), len(whole[1:3]), len(whole[:0])] == [4, 2, 0]
-    assert columns.encode(whole[1:3]) == columns.encode(list(whole)[1:3])
+    assert encoded(whole[1:3]) == encoded(list(whole)[1:3])
+
+
+def test_a_run_carries_what_its_messages_would_one_by_one():
+    lights = [light(number) for number in range(1, 70, 10)]
+    run = Lights.of(list(enumerate(lights)))
+    assert list(run.encoded) == [each.encoded for each in lights]
+    found = contexts_in(b"".join(run.encoded))
+    assert [context.span_id for context in found.sampled] == list(range(2, 72, 10))
+    assert list(run.part(2, 5).encoded) == list(run.encoded)[2:5]
 
 
 def test_a_send_says_what_became_of_it():
@@ -72,3 +87,22 @@ def test_a_span_of_a_frame_is_linked_to_all_its_messages():
     assert [link.context.span_id for link in span.links] == [8, 9]
     assert (span.context.trace_id, span.parent) == (7, PARENT)
     assert span.context.span_id not in (0, 8)
+
+
+def test_links_of_a_frame_s_span_are_put_in_as_others_are():
+    texts = [f"00-{7:032x}-{number:016x}-01" for number in range(1, 20)]
+    texts += [f"cc-{7:032x}-{20:016x}-01-what-will-be", f"00-{0:032x}-{21:016x}-01", "00-0"]
+    times = 1, 2, None, RESOURCE
+    span = LightSpan("store orders", SpanKind.SERVER, {}, PARENT, Found(texts, 22), *times)
+    other = ReadableSpan(
+        span.name,
+        span.context,
+        PARENT,
+        RESOURCE,
+        links=span.links,
+        kind=span.kind,
+        start_time=1,
+        end_time=2,
+    )
+    assert encoded([span]) == encoded([other])
+    assert list(encoded([span]).link_counts) == [19]  # without the parent's

@@ -26,6 +26,21 @@ def test_contexts_come_in_the_order_of_the_messages():
     assert [context.span_id for context in found.sampled] == list(range(1, LINKS_MAX + 1))
 
 
+def test_a_run_of_one_size_is_counted_by_what_each_record_carries():
+    texts = [f"00-{number:032x}-{number:016x}-01" for number in range(1, 41)]
+    assert contexts_in(encoded(*[{TRACEPARENT: text} for text in texts])).count == 40
+    texts[20] = texts[20][:-1] + "0"
+    assert contexts_in(encoded(*[{TRACEPARENT: text} for text in texts])).count == 39
+    # Records of one size, of which one has another property there.
+    assert contexts_in(encoded(*[{TRACEPARENT: texts[0]}] * 30, {"a" * 11: texts[1]})).count == 30
+    # Two that are together as large as one of the others.
+    one, small = Record(body=b"x" * 202), Record(body=b"x" * 63)
+    one.properties[TRACEPARENT] = small.properties[TRACEPARENT] = texts[0]
+    assert RecordBatch(records=[one]).ByteSize() == RecordBatch(records=[small] * 2).ByteSize()
+    batch = RecordBatch(records=[one] * 20 + [small] * 2 + [one] * 20)
+    assert contexts_in(batch.SerializeToString()).count == 42
+
+
 def test_only_a_part_of_the_records_is_looked_at():
     one = encoded({TRACEPARENT: f"00-{IDS}-01"})
     records = memoryview(one * 3)

@@ -1,0 +1,189 @@
+"""Light spans of sends by column: what `columns.encode` makes of the spans they stand for.
+
+Most columns have one value a frame, whose encoding is repeated, and the ids of a frame's messages
+are one join: spans cost a fifth of what they do one by one.  A column is a field with a length;
+fields may stand in any order, so encoded columns are put behind one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import chain, repeat
+from operator import mul
+from struct import Struct
+from typing import TypeVar
+
+from duemq.protocol.message_ids import INDEXES
+from duemq.protocol.record_bytes import LENGTH_DELIMITED, varint
+from duemq.telemetry.light_spans import SendRows
+from duemq.tracing import attributes as attribute
+from duemq.tracing.sampling import SPAN_ID_BYTES
+from duemq.tracing.sends import SendFrame
+from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+
+_TAGS = {
+    field.name: varint(field.number << 3 | LENGTH_DELIMITED)
+    for field in SpanBatch.DESCRIPTOR.fields
+}
+_fixed64 = Struct("<Q").pack
+_Value = TypeVar("_Value")
+
+
+def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> bytes:
+    """One SpanBatch of them, serialized."""
+    frames = rows.frames
+    batch = SpanBatch(schema_version=schema_version, rows=len(rows))
+    _put_shared(batch, rows, service, instance)
+    _put_labels(batch.key, _joined(frame.lights.keys for frame in frames))
+    _put_labels(batch.tag, _joined(frame.lights.tags for frame in frames))
+    columns = [
+        batch.SerializeToString(),
+        _column("trace_ids", b"".join([frame.lights.trace_ids for frame in frames])),
+        _column("span_ids", b"".join([frame.lights.span_ids for frame in frames])),
+        _numbers("start_ns", [frame.lights.starts_ns for frame in frames], _fixed64),
+        _numbers("duration_ns", list(map(_durations_ns, frames)), varint),
+        _queues(rows),
+        _numbers("body_bytes", [frame.lights.body_bytes for frame in frames], varint),
+        SpanBatch(queue_offset=_filled(map(_offsets, frames))).SerializeToString(),
+        _message_ids(rows),
+    ]
+    parents = _joined(frame.lights.parents for frame in frames)
+    if any(parents):
+        ids = [parent.span_id if parent else 0 for parent in parents]
+        encoded = b"".join([each.to_bytes(SPAN_ID_BYTES, "big") for each in ids])
+        columns.append(_column("parent_span_ids", encoded))
+    if any(frame.batch.due_ms for frame in frames):
+        columns.append(SpanBatch(due_ms=_filled(map(_due_ms, frames))).SerializeToString())
+    return b"".join(columns)
+
+
+# ── texts ────────────────────────────────────────────────────────────────────────────
+
+
+def _put_shared(batch: SpanBatch, rows: SendRows, service: str, instance: str) -> None:
+    """The columns in which all spans of a frame have the same."""
+    batches = [frame.batch for frame in rows.frames]
+    failures = [attribute.failure(each.error)[0] if each.error else "" for each in batches]
+    for column, values in (
+        (batch.name, [f"send {each.topic}" for each in batches]),
+        (batch.kind, ["PRODUCER"]),
+        (batch.status, ["ERROR" if failed else "UNSET" for failed in failures]),
+        (batch.error_type, failures),
+        (batch.service, [service]),
+        (batch.instance, [instance]),
+        (batch.operation, ["send"]),
+        (batch.topic, [each.topic for each in batches]),
+        (batch.broker, ["" if each.error else each.broker for each in batches]),
+    ):
+        _put_texts(column, values, rows.counts)
+
+
+def _put_texts(column: StringColumn, values: Sequence[str], counts: Sequence[int]) -> None:
+    """`counts`: so many rows of each value."""
+    numbers = _numbering(values)
+    if len(numbers) > 1:
+        column.rows.extend(_joined(map(repeat, map(numbers.__getitem__, values), counts)))
+    elif values[0]:
+        column.rows.MergeFrom(_zeros(sum(counts)).rows)
+    else:
+        return
+    column.values.extend(numbers)
+
+
+def _put_labels(column: StringColumn, labels: Sequence[str | None]) -> None:
+    if any(labels):
+        texts = [label or "" for label in labels]
+        numbers = _numbering(texts)
+        column.rows.extend(map(numbers.__getitem__, texts))
+        column.values.extend(numbers)
+
+
+def _numbering(texts: Sequence[str]) -> dict[str, int]:
+    table = dict.fromkeys(texts)
+    return dict(zip(table, range(len(table)), strict=True))
+
+
+@lru_cache
+def _zeros(count: int) -> StringColumn:
+    """So many rows of the first value."""
+    return StringColumn(rows=[0] * count)
+
+
+def _message_ids(rows: SendRows) -> bytes:
+    return _column("message_id", b"".join(map(_id_texts, rows.frames)) + _numbered(len(rows)))
+
+
+def _id_texts(frame: SendFrame) -> bytes:
+    """Entries of StringColumn.values."""
+    head = frame.batch.id_head
+    head = b"\x0a" + varint(len(head) + len(INDEXES[0])) + head
+    return head + head.join(map(INDEXES.__getitem__, frame.lights.indexes))
+
+
+@lru_cache
+def _numbered(count: int) -> bytes:
+    """So many rows, each of a value of its own."""
+    return StringColumn(rows=range(count)).SerializeToString()
+
+
+# ── numbers ──────────────────────────────────────────────────────────────────────────
+
+
+def _numbers(
+    name: str, parts: Sequence[Sequence[int]], encode_one: Callable[[int], bytes]
+) -> bytes:
+    """A column of packed numbers, by frame."""
+    if all(part.count(part[0]) == len(part) for part in parts):
+        if not any(part[0] for part in parts):
+            return b""
+        return _column(name, b"".join([encode_one(part[0]) * len(part) for part in parts]))
+    batch = SpanBatch()
+    getattr(batch, name).extend(_joined(parts))
+    return batch.SerializeToString()
+
+
+def _column(name: str, content: bytes) -> bytes:
+    return _TAGS[name] + varint(len(content)) + content
+
+
+def _queues(rows: SendRows) -> bytes:
+    queues = [-1 if frame.batch.error else frame.batch.queue_id for frame in rows.frames]
+    if all(queue == -1 for queue in queues):
+        return b""
+    # Zigzag, for -1 is no queue.
+    encoded = [varint(queue << 1 if queue >= 0 else 1) for queue in queues]
+    return _column("queue_id", b"".join(map(mul, encoded, rows.counts)))
+
+
+def _durations_ns(frame: SendFrame) -> Sequence[int]:
+    starts, end_ns = frame.lights.starts_ns, frame.end_ns
+    if starts.count(starts[0]) == len(starts):
+        return [max(0, end_ns - starts[0])] * len(starts)
+    return [max(0, end_ns - start_ns) for start_ns in starts]
+
+
+def _offsets(frame: SendFrame) -> Iterable[int]:
+    batch, indexes = frame.batch, frame.lights.indexes
+    if batch.error:
+        return repeat(0, len(indexes))
+    if isinstance(indexes, range):
+        return range(batch.base_offset + indexes.start, batch.base_offset + indexes.stop)
+    return map(batch.base_offset.__add__, indexes)
+
+
+def _due_ms(frame: SendFrame) -> Iterable[int]:
+    batch, indexes = frame.batch, frame.lights.indexes
+    if batch.error or not batch.due_ms:
+        return repeat(0, len(indexes))
+    return map(batch.due_ms_of, indexes)
+
+
+def _filled(parts: Iterable[Iterable[int]]) -> Sequence[int]:
+    """All of them; none where they say nothing."""
+    numbers = _joined(parts)
+    return numbers if any(numbers) else ()
+
+
+def _joined(parts: Iterable[Iterable[_Value]]) -> list[_Value]:
+    return list(chain.from_iterable(parts))

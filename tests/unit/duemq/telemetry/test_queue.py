@@ -1,0 +1,96 @@
+"""When spans that wait are exported, and how many at once."""
+
+import threading
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from duemq.producing.batch import Batch
+from duemq.telemetry.exporter import CountingExporter
+from duemq.telemetry.queue import SpanQueue
+from duemq.tracing.sends import Light, Lights, SendFrame
+
+
+class Exporter(CountingExporter):
+    """Remembers how many spans each export had."""
+
+    batches_max = 8
+
+    def __init__(self):
+        super().__init__()
+        self.exports = []
+        self.some = threading.Condition()
+
+    def deliver(self, spans):
+        with self.some:
+            self.exports.append(len(spans))
+            self.some.notify_all()
+
+    def wait_for(self, exports):
+        with self.some:
+            assert self.some.wait_for(lambda: len(self.exports) >= exports, 60)
+            return self.exports
+
+
+@pytest.fixture
+def queue(request, monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    for name, value in getattr(request, "param", {}).items():
+        monkeypatch.setenv(name, value)
+    made = SpanQueue(Exporter(), Resource({}))
+    made.exporter = made._exporter
+    yield made
+    made.shutdown()
+
+
+def frame(count):
+    batch = Batch("orders", (None, 0), {}, 1, b"0" * 25, 0)
+    light = Light(bytes(16), bytes(8), 1, 4, None, None, None)
+    return SendFrame(batch, Lights.of([(index, light) for index in range(count)]), 2)
+
+
+def finished():
+    span = TracerProvider(shutdown_on_exit=False).get_tracer("t").start_span("s")
+    span.end()
+    return span
+
+
+def test_light_spans_wait_for_a_full_export_and_the_rest_of_them_for_the_next(queue):
+    for _ in range(9):
+        queue.put(frame(481))
+    assert queue.exporter.wait_for(1) == [8 * 481]
+    for _ in range(8):
+        queue.put(frame(481))
+    assert queue.exporter.wait_for(2) == [8 * 481] * 2
+    queue.force_flush()
+    assert queue.exporter.exports == [8 * 481] * 2 + [481]
+
+
+def test_other_spans_wait_for_a_batch_and_take_no_light_ones_along(queue):
+    queue.put(frame(100))
+    span = finished()
+    for _ in range(512):
+        queue.on_end(span)
+    assert queue.exporter.wait_for(1)[0] == 512
+    queue.force_flush()
+    assert queue.exporter.exports == [512, 100]
+
+
+@pytest.mark.parametrize("queue", [{"OTEL_BSP_MAX_QUEUE_SIZE": "1000"}], indirect=True)
+def test_of_a_small_queue_light_spans_leave_before_it_is_full(queue):
+    queue.put(frame(512))
+    assert queue.exporter.wait_for(1) == [512]
+
+
+@pytest.mark.parametrize("queue", [{"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "100"}], indirect=True)
+def test_a_frame_beyond_an_export_fills_several(queue):
+    queue.put(frame(1_700))
+    assert queue.exporter.wait_for(3) == [800, 800, 100]
+
+
+@pytest.mark.parametrize("queue", [{"OTEL_BSP_SCHEDULE_DELAY": "1"}], indirect=True)
+def test_what_does_not_fill_an_export_goes_after_a_while(queue):
+    queue.put(frame(3))
+    queue.on_end(finished())
+    assert sorted(queue.exporter.wait_for(2)) == [1, 3]
