@@ -378,7 +378,7 @@ async def test_a_retry_comes_with_its_story_and_its_own_topic(cluster, topic, co
     one_by_one = {"commit_interval_s": 0.05, "threads": 1}
     consumer = await consumers.start(callback=receive, settings=one_by_one)
     for expected in (3, 4):
-        await fired_until(cluster, lambda n=expected: len(received) == n)
+        await fired_until(cluster, lambda n=expected: len(received) >= n)
     assert [(body, topic_, attempt) for body, topic_, attempt, _ in received] == [
         (b"one", topic, 0),
         (b"two", topic, 0),
