@@ -58,7 +58,9 @@ EMPTY_LOOK_S = 0.05
 class BrokerLink:
     """What a shard has to do with one broker."""
 
-    def __init__(self, links: BrokerLinks, shard: Shard, broker: Broker, tls: Tls | None) -> None:
+    def __init__(
+        self, links: BrokerLinks, shard: Shard, broker: Broker, tls: Tls | None = None
+    ) -> None:
         self.broker = broker
         self.clock = BrokerClock()
         self.refused: FencedTimer | None = None

@@ -114,7 +114,7 @@ def test_an_answer_about_a_queue_that_was_not_committed_ends_no_commits() -> Non
         async def main() -> None:
             link = Link(Leaving())
             stub: Any = SimpleNamespace(CommitOffsets=lambda request, timeout: answer(request))
-            link._stub = stub
+            link._broker_now = lambda: stub
             link._shard = SimpleNamespace(directory=SimpleNamespace(producer_id=1))  # type: ignore[assignment]
             new = {0: 5}
             link._not_committed = lambda: new  # type: ignore[method-assign]
@@ -164,7 +164,7 @@ QUEUE = GroupQueue("%TIMER%", "%TIMER%", 0)
 def committing(broker: Offsets, source: SimpleNamespace, epoch: int = 0) -> Link:
     link, played = Link(Leaving()), cast(Any, broker)
     link._links.epoch = epoch  # type: ignore[misc]
-    link._stub = played
+    link._broker_now = lambda: played
     numbers = SimpleNamespace(source=lambda _: source)
     shard = SimpleNamespace(
         directory=SimpleNamespace(producer_id=1), scheduler=SimpleNamespace(numbers=numbers)

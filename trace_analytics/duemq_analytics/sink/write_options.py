@@ -37,14 +37,14 @@ class WriteOptions:
     """Of all rows; None: the column `topic` says it."""
     nameservers: tuple[str, ...] = (DEFAULT_NAMESERVER,)
     """host:port; those that answer count."""
-    tls: Tls | None = None
-    """Paths where Spark's tasks run; None: without TLS."""
     write_id: str | None = None
     """Begins the rows' ids; None: the stream's query and micro-batch, or one made up."""
     row_id_property: str = ROW_ID_PROPERTY
     """The property with a row's id; empty: rows have none."""
     timeout_s: int = TIMEOUT_S
     """How long a message that cannot be stored is tried before the task fails."""
+    tls: Tls | None = None
+    """Paths where Spark's tasks run; None: without TLS."""
 
 
 def parse(given: Mapping[str, str]) -> WriteOptions:

@@ -205,7 +205,7 @@ def test_a_process_tells_all_that_it_lost(sink, monkeypatch):
     """Over several `configure`; each pipeline here is made of a sink in memory."""
     providers = []
 
-    def start(service, exporter, *, nameserver, instance):
+    def start(service, exporter, *, nameserver, instance, tls):
         providers.append(TracerProvider(shutdown_on_exit=False))
         tracing.use(providers[-1])
         return Pipeline(providers[-1], DueMQSpanExporter(lambda: sink))

@@ -14,7 +14,7 @@ from duemq.transport.cluster_client import Client
 class Channel:
     """Notes that it was closed."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, _tls: object) -> None:
         self.address = address
         self.closed = False
 
@@ -43,7 +43,7 @@ async def test_a_channel_to_where_a_broker_was_is_closed(client: Client) -> None
     tell(client, {"b": "old:1", "c": "other:1"})
     left, stays = client.channel("old:1"), client.channel("other:1")
     tell(client, {"b": "new:1", "c": "other:1"})
-    await asyncio.gather(*client._closing)
+    await asyncio.gather(*client._channels._closing)
     assert left.closed
     assert not stays.closed
     assert client.channel("old:1") is not left  # it is asked again: a connection of its own
@@ -54,7 +54,7 @@ async def test_a_channel_to_where_a_timer_shard_was_is_closed(client: Client) ->
     tell(client, {}, {"t": "old:1"})
     left = client.channel("old:1")
     tell(client, {}, {"t": "new:1"})
-    await asyncio.gather(*client._closing)
+    await asyncio.gather(*client._channels._closing)
     assert left.closed
 
 
@@ -62,9 +62,9 @@ async def test_who_is_away_and_comes_back_elsewhere_has_moved(client: Client) ->
     tell(client, {"b": "old:1"})
     left = client.channel("old:1")
     tell(client, {})
-    assert not client._closing  # it may come back where it was
+    assert not client._channels._closing  # it may come back where it was
     tell(client, {"b": "new:1"})
-    await asyncio.gather(*client._closing)
+    await asyncio.gather(*client._channels._closing)
     assert left.closed
 
 
@@ -72,6 +72,6 @@ async def test_an_address_that_another_one_took_over_keeps_its_channel(client: C
     tell(client, {"b": "one:1", "c": "two:1"})
     first, second = client.channel("one:1"), client.channel("two:1")
     tell(client, {"b": "two:1", "c": "one:1"})
-    assert not client._closing
+    assert not client._channels._closing
     assert not first.closed
     assert not second.closed
