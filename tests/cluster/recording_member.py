@@ -73,7 +73,7 @@ class Wire:
             "SendBack": self._returned,
         }
 
-        def connected(address: str) -> grpc.aio.Channel:
+        def connected(address: str, _tls: object = None) -> grpc.aio.Channel:
             made = connect(address)
             self._names[made] = self._brokers.get(address, "")
             return made

@@ -120,7 +120,7 @@ async def network(monkeypatch: pytest.MonkeyPatch, group: Group) -> AsyncIterato
             link = await stack.enter_async_context(link_to(group.members[target].settings.listen))
             net._links[source, target] = link
 
-        def connect_as(address: str):
+        def connect_as(address: str, _tls: object = None):
             link = net._links.get((WHO.get(""), addresses.get(address, "")))
             return connect(link.address if link is not None else address)
 
