@@ -141,6 +141,7 @@ class Server:
             await self._serve_probes()
             await self._server.start()
         except BaseException:
+            await self._close_probes()
             await self._close_page()
             raise
         self._watching = [
@@ -202,11 +203,15 @@ class Server:
         if not self.draining.is_set():
             await self.drain()
         await self._server.stop(self._settings.drain_timeout)
-        if self._probes is not None:
-            await self._probes.stop(0)
+        await self._close_probes()
         for task in self._watching:
             task.cancel()
         await self._close_page()
+
+    async def _close_probes(self) -> None:
+        if self._probes is not None:
+            await self._probes.stop(0)
+            self._probes = None
 
     async def _close_page(self) -> None:
         if self._page is not None:

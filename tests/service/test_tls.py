@@ -1,6 +1,7 @@
 """Connections over TLS: who trusts whom, what is said where not, and new certificates."""
 
 import asyncio
+import socket
 import ssl
 from typing import Any
 
@@ -11,9 +12,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from duemq.aio import Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import DuemqError, InvalidArgument, Unavailable
+from duemq.errors import InvalidArgument, Unavailable
 from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport.blocking_client import BlockingClient
+from duemq.transport.routing import diagnosis
 from duemq.v1 import nameserver_pb2
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 from duemq_server.nameserver.clock import SteadyClock
@@ -23,7 +25,7 @@ from duemq_server.nameserver.settings import Settings as NameserverSettings
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from tests.certificates import authority, certificate, needs_openssl
-from tests.service.running_cluster import running_cluster, until
+from tests.service.running_cluster import WAIT_S, running_cluster, until
 
 pytestmark = needs_openssl
 
@@ -46,11 +48,17 @@ def producer(cluster, tls: Tls | None, timeout_s: float = 30) -> Producer:
     return Producer(cluster.nameserver, settings=settings)
 
 
-async def refusal(cluster, tls: Tls | None) -> str:
-    with pytest.raises(DuemqError) as refused:
-        await producer(cluster, tls, timeout_s=4).start()
-    assert isinstance(refused.value, Unavailable | InvalidArgument)
-    return str(refused.value)
+@pytest.fixture
+def patient(monkeypatch):
+    """A busy machine is no answer."""
+    monkeypatch.setattr(diagnosis, "QUESTION_TIMEOUT_S", WAIT_S)
+
+
+async def found(cluster, tls: Tls | None) -> str:
+    """What a start that goes on trying says in the end."""
+    said = await diagnosis.diagnose(cluster.nameserver, tls)
+    assert not said.mistaken
+    return said.text
 
 
 async def test_what_is_sent_over_tls_comes_over_tls(tmp_path, ca):
@@ -82,17 +90,25 @@ def brokers_at(nameserver: str, tls: Tls) -> set[str]:
     return {each.name for each in answer.brokers}
 
 
-async def test_who_does_not_fit_hears_why(tmp_path, ca):
+async def test_who_has_no_tls_hears_at_once_that_there_is(tmp_path, ca, patient):
     tls = of_server(certificate(ca, "server"))
     async with running_cluster(tmp_path, "b0", **tls) as cluster:
-        assert "speaks TLS: name the authority of its certificate" in await refusal(cluster, None)
+        with pytest.raises(InvalidArgument, match="speaks TLS: name the authority of its cert"):
+            await producer(cluster, None, timeout_s=WAIT_S).start()
+
+
+async def test_who_trusts_another_authority_hears_why(tmp_path, ca, patient):
+    tls = of_server(certificate(ca, "server"))
+    async with running_cluster(tmp_path, "b0", **tls) as cluster:
         other = Tls(ca=str(authority(tmp_path, "other")))
-        assert "CERTIFICATE_VERIFY_FAILED" in await refusal(cluster, other)
+        assert "CERTIFICATE_VERIFY_FAILED" in await found(cluster, other)
+        with pytest.raises(Unavailable):
+            await producer(cluster, other, timeout_s=0.5).start()
 
 
-async def test_a_cluster_without_tls_is_told_from_one_with_it(tmp_path, ca):
+async def test_a_cluster_without_tls_is_told_from_one_with_it(tmp_path, ca, patient):
     async with running_cluster(tmp_path, "b0") as cluster:
-        assert "does not speak TLS" in await refusal(cluster, Tls(ca=str(ca)))
+        assert "does not speak TLS" in await found(cluster, Tls(ca=str(ca)))
 
 
 async def test_a_certificate_of_another_host_is_refused(tmp_path, ca):
@@ -104,17 +120,15 @@ async def test_a_certificate_of_another_host_is_refused(tmp_path, ca):
     await server.stop()
 
 
-async def test_only_who_shows_a_certificate_is_served(tmp_path, ca):
+async def test_only_who_shows_a_certificate_is_served(tmp_path, ca, patient):
     server = certificate(ca, "server")
     settings = {**of_server(server), "tls_verify_clients": True}
     async with running_cluster(tmp_path, "b0", **settings) as cluster:
         async with producer(cluster, certificate(ca, "me")) as sender:
             await sender.send("orders", b"1")
-        assert "speaks TLS, but no connection came of it" in await refusal(cluster, Tls(ca=str(ca)))
         stranger = certificate(authority(tmp_path, "other"), "stranger")
-        assert "speaks TLS, but no connection came of it" in await refusal(
-            cluster, Tls(ca=str(ca), cert=stranger.cert, key=stranger.key)
-        )
+        for tls in (Tls(ca=str(ca)), Tls(ca=str(ca), cert=stranger.cert, key=stranger.key)):
+            assert "speaks TLS, but no connection came of it" in await found(cluster, tls)
 
 
 async def test_a_new_certificate_is_shown_to_who_comes_next(tmp_path, ca):
@@ -187,3 +201,29 @@ async def test_files_that_are_of_no_use_end_the_start_and_are_named(tmp_path, ca
     )
     with pytest.raises(InvalidArgument, match=r"tls_cert: .*bad.pem"):
         await Server(settings).start(announced=False)
+
+
+async def test_a_port_for_probes_that_is_taken_is_named(tmp_path, ca):
+    tls = of_server(certificate(ca, "server"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        settings = NameserverSettings(listen="127.0.0.1:0", health_listen=address, **tls)
+        server = Server(settings)
+        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            await server.start(announced=False)
+
+
+async def test_probes_end_where_the_rest_does_not_start(monkeypatch, tmp_path, ca):
+    tls = of_server(certificate(ca, "server"))
+    settings = NameserverSettings(listen="127.0.0.1:0", health_listen="127.0.0.1:0", **tls)
+    server = Server(settings)
+
+    async def start() -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(server._server, "start", start)
+    with pytest.raises(OSError, match="no"):
+        await server.start(announced=False)
+    host, _, port = server.health_address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(host, int(port))

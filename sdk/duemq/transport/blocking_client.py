@@ -36,8 +36,8 @@ class BlockingClient(Closing):
 
         Raises InvalidArgument for what is no address, and for certificates that cannot be used.
         """
-        channel.check(tls)
         self._tls = tls
+        self._renewals = channel.renewals(tls)
         self.nameservers = nameservers_of(nameservers)
         self._call_timeout_s = call_timeout_s
         self._channels: dict[str, grpc.Channel] = {}
@@ -90,6 +90,9 @@ class BlockingClient(Closing):
         return None
 
     def _channel(self, address: str) -> grpc.Channel:
+        if (renewals := channel.renewals(self._tls)) != self._renewals:
+            self._renewals = renewals
+            self.close()  # a channel keeps the certificate that it was made with
         if address not in self._channels:
             self._channels[address] = channel.connect_blocking(address, self._tls)
         return self._channels[address]

@@ -13,7 +13,7 @@ class Channels:
     """Used from one event loop.
 
     A channel keeps the certificate that it was made with, also where it connects anew.  So users
-    ask for it each time; the one from before stays open, as calls may be in it.
+    ask for it each time; the one from before stays open until the next change, for the calls in it.
     """
 
     def __init__(self, tls: Tls | None) -> None:
@@ -27,8 +27,8 @@ class Channels:
         """The channel to `host:port`; connects with the first call."""
         if self._tls is not None and (renewals := channel.renewals(self._tls)) != self._renewals:
             self._renewals = renewals
-            self._older += self._open.items()
-            self._open.clear()
+            self._close(each for _, each in self._older)
+            self._older, self._open = list(self._open.items()), {}
         found = self._open.get(address)
         if found is None:
             found = self._open[address] = channel.connect(address, self._tls)
@@ -45,6 +45,9 @@ class Channels:
         going = [self._open.pop(address) for address in left & self._open.keys()]
         going += [each for address, each in self._older if address in left]
         self._older = [each for each in self._older if each[0] not in left]
+        self._close(going)
+
+    def _close(self, going: Iterable[grpc.aio.Channel]) -> None:
         for each in going:
             closing = asyncio.create_task(each.close())
             self._closing.add(closing)

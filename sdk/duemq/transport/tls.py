@@ -61,12 +61,7 @@ def read(tls: Tls) -> Pems:
         with _named("tls_cert", tls.cert, "a certificate in PEM, with its key in tls_key"):
             # No password: it would be asked for at the terminal.
             context.load_cert_chain(tls.cert, tls.key, password="")
-    return Pems(*map(_content, tls_files(tls)))
-
-
-def tls_files(tls: Tls) -> tuple[str, str, str]:
-    """The paths, in the order of Pems; empty: none."""
-    return tls.ca, tls.cert, tls.key
+    return Pems(*map(_content, (tls.ca, tls.cert, tls.key)))
 
 
 def certificates(tls: Tls) -> Certificates:
@@ -109,7 +104,7 @@ def _content(path: str) -> bytes | None:
 def _stamp(tls: Tls) -> tuple[object, ...]:
     """Changes with the files, also where a link is turned to others, as Kubernetes does."""
     stamps: list[object] = []
-    for path in filter(None, tls_files(tls)):
+    for path in filter(None, (tls.ca, tls.cert, tls.key)):
         try:
             found = os.stat(path)
         except OSError:

@@ -37,7 +37,7 @@ class Finding:
     text: str
     """Names the address."""
     mistaken: bool = False
-    """Something else serves there: to wait is useless."""
+    """Something else serves there, or in another way: to wait is useless."""
 
 
 async def diagnose(address: str, tls: Tls | None = None) -> Finding:
@@ -90,7 +90,8 @@ async def _not_understood(address: str, tls: Tls | None, error: Exception) -> Fi
     speaks_tls = await _speaks_tls(address)
     if tls is None and speaks_tls:
         return Finding(
-            f"{address} speaks TLS: name the authority of its certificate (tls_ca, DUEMQ_TLS_CA)"
+            f"{address} speaks TLS: name the authority of its certificate (tls_ca, DUEMQ_TLS_CA)",
+            mistaken=True,
         )
     if tls is not None and not speaks_tls:
         return Finding(f"{address} takes connections but does not speak TLS: is the port right?")

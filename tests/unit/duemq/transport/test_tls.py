@@ -5,8 +5,9 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq.settings import ClientSettings, Tls, default_tls
 from duemq.transport import channel
+from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.tls import Certificates, credentials
-from tests.certificates import authority, certificate, needs_openssl
+from tests.certificates import authority, certificate, needs_openssl, openssl
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,24 @@ def test_a_key_of_another_certificate_is_refused(tmp_path):
     channel.check(one)
     with pytest.raises(InvalidArgument, match=r"tls_cert: .*one\.pem"):
         channel.check(Tls(ca=one.ca, cert=one.cert, key=other.key))
+
+
+@needs_openssl
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path):
+    tls = certificate(authority(tmp_path), "mine")
+    openssl("ec", "-in", tls.key, "-aes256", "-passout", "pass:secret", "-out", tmp_path / "locked")
+    with pytest.raises(InvalidArgument, match=r"tls_cert: .*mine\.pem"):
+        channel.check(Tls(ca=tls.ca, cert=tls.cert, key=str(tmp_path / "locked")))
+
+
+@needs_openssl
+def test_blocking_calls_use_new_certificates(tmp_path):
+    tls = certificate(authority(tmp_path), "mine")
+    with BlockingClient("127.0.0.1:1", 1, tls) as client:
+        before = client._channel("127.0.0.1:1")
+        assert client._channel("127.0.0.1:1") is before
+        certificate(tmp_path / "ca.pem", "mine")
+        assert client._channel("127.0.0.1:1") is not before
 
 
 @needs_openssl
