@@ -138,6 +138,23 @@ def test_no_folder_is_a_heap():
     assert not heaps
 
 
+def test_whoever_connects_says_with_which_certificates():
+    """Forgotten, a connection would be one without TLS, and fail only in a cluster with it."""
+    for top in (*TOPS, "trace_analytics"):
+        for file in (ROOT / top).rglob("*.py"):
+            calls = (node for node in ast.walk(ast.parse(file.read_text())) if _connects(node))
+            found = [each.lineno for each in calls if len(each.args) + len(each.keywords) < 2]
+            assert not found, f"{file.relative_to(ROOT)}, lines {found}: name tls"
+
+
+def _connects(node):
+    """A call of duemq.transport.channel that makes one."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return name in {"channel.connect", "channel.connect_to_nameserver"}
+
+
 def test_tests_without_processes_do_not_sleep():
     for folder in ("unit", "property", "golden", "simulation"):
         for file in (ROOT / "tests" / folder).rglob("*.py"):

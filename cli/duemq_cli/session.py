@@ -21,6 +21,8 @@ from duemq.errors import DuemqError, MissingBroker, PartialAnswer, TopicNotFound
 from duemq.settings import (
     DEFAULT_NAMESERVER,
     NAMESERVER_VARIABLE,
+    TLS_VARIABLE,
+    TLS_VARIABLES,
     ClientSettings,
     ProducerSettings,
     Tls,
@@ -40,7 +42,6 @@ CONNECT_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S_MIN = 1.5
 # A timer shard that is started anew, or another replica of which leads, is there by then.
 AWAY_TIMEOUT_S = 2.0
-TLS = {"ca": "DUEMQ_TLS_CA", "cert": "DUEMQ_TLS_CERT", "key": "DUEMQ_TLS_KEY"}
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -93,8 +94,8 @@ class Session:
         tls = self.tls
         if tls is None:
             return dict(os.environ)
-        own = {"DUEMQ_TLS": "1"} | {variable: getattr(tls, name) for name, variable in TLS.items()}
-        return {**os.environ, **own}
+        files = {variable: getattr(tls, name) for name, variable in TLS_VARIABLES.items()}
+        return {**os.environ, TLS_VARIABLE: "1", **files}
 
     @cached_property
     def _connect_timeout_s(self) -> float:
@@ -217,7 +218,7 @@ def session_options(command: F) -> F:
 def _set_tls(_: click.Context, option: click.Parameter, value: str | None) -> None:
     """What is written takes the place of what the environment says, for clients and children."""
     if value is not None:
-        os.environ[TLS[str(option.name).removeprefix("tls_")]] = value
+        os.environ[TLS_VARIABLES[str(option.name).removeprefix("tls_")]] = value
 
 
 def tls_options(command: F) -> F:
@@ -234,7 +235,7 @@ def tls_options(command: F) -> F:
             expose_value=False,
             is_eager=True,
             callback=_set_tls,
-            help=f"{meaning}  [env var: {TLS[name]}]",
+            help=f"{meaning}  [env var: {TLS_VARIABLES[name]}]",
         )(command)
     return command
 

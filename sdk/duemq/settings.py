@@ -9,6 +9,8 @@ from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB, MIB, WINDOW_BATCHES
 DEFAULT_NAMESERVER = "127.0.0.1:9876"
 NAMESERVER_PORT = 9876
 NAMESERVER_VARIABLE = "DUEMQ_NAMESERVER"
+TLS_VARIABLE = "DUEMQ_TLS"
+TLS_VARIABLES = {"ca": "DUEMQ_TLS_CA", "cert": "DUEMQ_TLS_CERT", "key": "DUEMQ_TLS_KEY"}
 # From the least to the most of a timeout: to a year, which clocks and gRPC can still count.
 TIMEOUT_S = (0.001, 365 * 86_400)
 
@@ -42,13 +44,13 @@ def default_tls() -> Tls | None:
 
     DUEMQ_TLS=1 alone: with the authorities that gRPC knows.  Raises InvalidArgument.
     """
-    ca, cert, key = (os.environ.get(f"DUEMQ_TLS_{name}", "") for name in ("CA", "CERT", "KEY"))
-    wanted = os.environ.get("DUEMQ_TLS", "")
+    files = {name: os.environ.get(variable, "") for name, variable in TLS_VARIABLES.items()}
+    wanted = os.environ.get(TLS_VARIABLE, "")
     if wanted not in ("", "0", "1"):
-        raise checks.wrong("DUEMQ_TLS", wanted, "0 or 1")
-    if wanted == "0" or not (wanted or ca or cert or key):
+        raise checks.wrong(TLS_VARIABLE, wanted, "0 or 1")
+    if wanted == "0" or not (wanted or any(files.values())):
         return None
-    return Tls(ca=ca, cert=cert, key=key)
+    return Tls(**files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
