@@ -187,11 +187,11 @@ class CoordinatorServicer:
             kind = event.WhichOneof("event")
             if kind == "heartbeat":
                 generation = self._coordinator.heartbeat(*key, self._clock())
-                if event.heartbeat.leaving and not retired:
-                    retired = True
-                    await self._rebalancer.done(partial(self._retire, key, session), key[0])
                 ack = group_pb2.HeartbeatAck(generation=generation)
                 session.tell(group_pb2.CoordinatorEvent(heartbeat_ack=ack))
+                if event.heartbeat.leaving and not retired:  # which may wait: it is answered before
+                    retired = True
+                    await self._rebalancer.done(partial(self._retire, key, session), key[0])
             elif kind == "released":
                 self._check_released(key[0], len(event.released.queues))
                 self._coordinator.heartbeat(*key, self._clock())  # it may have to wait
