@@ -1,7 +1,7 @@
 """Light spans of sends by column: what `columns.encode` makes of the spans they stand for.
 
 Most columns have one value a frame, whose encoding is repeated, and the ids of a frame's messages
-are one join: spans cost a fifth of what they do one by one.  A column is a field with a length;
+are one join, so that no object is made for a span.  A column is a field with a length;
 fields may stand in any order, so encoded columns are put behind one another.
 """
 

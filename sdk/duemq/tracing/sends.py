@@ -72,7 +72,7 @@ class Lights(NamedTuple):
     @property
     def encoded(self) -> Sequence[bytes]:
         """What each message's record is to carry."""
-        # In four calls: one for each message would cost three times as much.
+        # A few calls for all of them, not one for each.
         count = len(self.indexes)
         ids = [b""] * (2 * count)
         ids[0::2] = _pieces(2 * TRACE_ID_BYTES, count).unpack(hexlify(self.trace_ids))
