@@ -17,6 +17,7 @@ from duemq.tracing.attributes import (
     LATENESS_MS,
     QUEUE,
     QUEUE_OFFSET,
+    TIMED,
     attributes_of,
 )
 from duemq.tracing.contexts import contexts_in
@@ -53,7 +54,7 @@ def record_store(
     if body_bytes:
         attributes[BODY_BYTES] = body_bytes
     if timed:
-        attributes["duemq.timed"] = True
+        attributes[TIMED] = True
     record_frame("store", SpanKind.SERVER, topic, attributes, records, start_ns, end_ns, error)
 
 

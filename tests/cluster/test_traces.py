@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from duemq.protocol.names import TRACE_TOPIC
+from duemq.tracing.contexts import LINKS_MAX
 from duemq_analytics.options import Options
 from duemq_analytics.source import plan, schema, spans
 from duemq_analytics.source.client import QueueClient
+from duemq_analytics.waterfall.journeys import journeys
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import duemq, topic_name, until
 from tests.cluster.harness import rows as lines
@@ -23,8 +26,7 @@ from tests.cluster.harness import rows as lines
 PLAIN, DELAYED = 40, 20
 REPORT_S_MAX = 300  # Spark starts slowly where the machine is busy.
 
-COLUMNS = ("operation", "topic", "service", "message_id", "consumer_group", "trace_id")
-COLUMNS += ("batch_count", "sampled_count", "due_ms", "lateness_ms", "status")
+COLUMNS = [column.name for column in schema.SPANS]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def topic(traced_cluster: EmbeddedCluster) -> str:
     return name
 
 
-def rows(nameserver: str, topic: str) -> list[dict[str, object]]:
+def rows(nameserver: str, topic: str) -> list[dict[str, Any]]:
     """All spans of a topic so far."""
     columns = schema.select(schema.SPANS, COLUMNS)
     options = Options(TRACE_TOPIC)
@@ -96,7 +98,14 @@ def rows(nameserver: str, topic: str) -> list[dict[str, object]]:
     return [row for batch in batches for row in batch.to_pylist() if row["topic"] == topic]
 
 
-def messages(found: list[dict[str, object]], operation: str) -> int:
+def last_of(found: list[dict[str, Any]]) -> str:
+    """The id of the message that was sent last."""
+    sent = [row for row in found if row["operation"] == "send"]
+    last = max(sent, key=lambda row: (bool(row["due_ms"]), row["queue_offset"]))
+    return str(last["message_id"])
+
+
+def messages(found: list[dict[str, Any]], operation: str) -> int:
     chosen = [row for row in found if row["operation"] == operation]
     return sum(row["sampled_count"] or row["batch_count"] or 1 for row in chosen)
 
@@ -137,6 +146,50 @@ def test_spans_of_a_tenth_of_the_messages_are_of_the_same_tenth(
         return same and 0 < fired < sent < 400
 
     until(agree)
+
+
+LISTS = """
+import sys, threading
+from duemq import Producer, PushConsumer, telemetry
+
+nameserver, name, count = *sys.argv[1:3], int(sys.argv[3])
+pipeline = telemetry.configure("application", nameserver=nameserver)
+left, done = [None] * 2 * count, threading.Event()
+
+def receive(message):
+    left.pop()
+    if not left:
+        done.set()
+
+with Producer(nameserver) as producer:
+    texts = [b"%d" % number for number in range(count)]
+    producer.send_many(name, texts)
+    producer.send_many(name, texts, delay="300ms")
+with PushConsumer(name + "-g", name, receive, nameserver=nameserver, start_from="earliest"):
+    if not done.wait(60):
+        sys.exit("not all messages were received")
+telemetry.shutdown(30)
+"""
+
+
+def test_every_message_of_a_list_has_all_its_steps(traced_cluster: EmbeddedCluster) -> None:
+    nameserver, name = traced_cluster.nameserver, topic_name()
+    count = 10 * LINKS_MAX  # in a frame, of which its span names no more than LINKS_MAX
+    command = [sys.executable, "-c", LISTS, nameserver, name, str(count)]
+    subprocess.run(command, check=True, timeout=100)
+    plain = ("process", "receive", "send", "store")
+    delayed = ("fire", "process", "receive", "schedule", "send", "store", "store")
+
+    def told() -> Counter[tuple[object, ...]]:
+        found = rows(nameserver, name)
+        own = [row for row in found if row["message_id"] is not None]
+        frames = [row for row in found if row["message_id"] is None]
+        each = journeys(own, frames).values()
+        return Counter(tuple(sorted(row["operation"] for row in steps)) for steps in each)
+
+    until(lambda: told() == {plain: count, delayed: count})
+    shown = lines(show(traced_cluster, last_of(rows(nameserver, name)), "--json"))
+    assert tuple(sorted(row["operation"] for row in shown)) == delayed
 
 
 def test_a_message_is_one_trace_and_never_early(
@@ -197,7 +250,7 @@ def show(cluster: EmbeddedCluster, *arguments: str) -> subprocess.CompletedProce
 
 @pytest.mark.long
 def test_one_message_is_drawn(traced_cluster: EmbeddedCluster, topic: str) -> None:
-    def delayed() -> list[dict[str, object]]:
+    def delayed() -> list[dict[str, Any]]:
         found = rows(traced_cluster.nameserver, topic)
         return [row for row in found if row["operation"] == "process" and row["due_ms"]]
 

@@ -23,10 +23,21 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 TRACE, SENT = "0a" * 16, "00" * 7 + "01"
 CHILD = {"trace_id": TRACE, "parent_span_id": SENT, "topic": "later"}
+TIMED = [("duemq.timed", "true")]
 LATER = [
     # A message with a due time, from its sending to its second call; the first one failed.
     {**send("<m>", 0, topic="later", kind="PRODUCER", due_ms=T0_MS + 1_000, duration_ns=2_500_000)}
-    | {"trace_id": TRACE, "span_id": SENT, "service": "shop", "instance": "shop-1"},
+    | {"trace_id": TRACE, "span_id": SENT, "service": "shop", "instance": "shop-1"}
+    | {"broker": "b", "queue": 0, "queue_offset": 3},
+    *(
+        # Of frames that name others, those where it lay.
+        span("store", 1, parent_span_id="ee" * 8, batch_count=4, instance="broker-0", **where)
+        for where in (
+            {"topic": "later", "broker": "b", "queue": 0, "attributes": TIMED, "queue_offset": 0},
+            {"topic": "later", "broker": "b", "queue": 0, "queue_offset": 0},
+            {"topic": "later", "broker": "b", "queue": 0, "attributes": TIMED, "queue_offset": 4},
+        )
+    ),
     span("schedule", 1, **CHILD, due_ms=T0_MS + 1_000, instance="timer-0"),
     span(
         "fire",
@@ -87,7 +98,7 @@ def test_the_tables_are_parquet_files(spark, made):
     output, summary = made
     names = ("operations", "end_to_end", "lateness")
     assert summary.tables == tuple(str(output / name) for name in names)
-    assert spark.read.parquet(str(output / "spans")).count() == summary.spans == 111
+    assert spark.read.parquet(str(output / "spans")).count() == summary.spans == 114
     (row,) = spark.read.parquet(str(output / "end_to_end")).toArrow().to_pylist()
     assert (row["topic"], row["consumer_group"], row["messages"]) == ("orders", "<billing>", 50)
     assert (row["p50_ms"], row["max_ms"], row["repeated"]) == (3, 57, 2)
@@ -174,7 +185,8 @@ def test_a_waterfall_has_the_spans_of_its_message_alone(made):
     assert "6 ms past its due time to g: later, &lt;m&gt;" in text_of(told)
     bars = [text_of(each) for each in re.findall(r"<li.*?</li>", told, re.DOTALL)]
     assert bars == [
-        "send shop shop-1 at 0.000 ms, took 2.500 ms",
+        "send shop shop-1 at 0.000 ms, took 2.500 ms b/0 @ 3",
+        "store broker-0 at 1.000 ms, took 1.000 ms b/0 @ 0, with 3 others",
         "schedule timer-0 at 1.000 ms, took 1.000 ms",
         "fire timer-0 at 1,004.000 ms, took 1.000 ms 4 ms late, with 6 others",
         "process g at 1,006.000 ms, took 1.000 ms failed: ValueError, 6 ms late",
@@ -183,7 +195,7 @@ def test_a_waterfall_has_the_spans_of_its_message_alone(made):
     assert re.findall(r'<li class="failed">.*?<b>(\w+)', told, re.DOTALL) == ["process"]
     whole = 11_007
     places = [float(left) for left in re.findall(r"left:min\(([0-9.]+)%", told)]
-    wanted = [100 * at / whole for at in (0, 1, 1_004, 1_006, 11_006)]
+    wanted = [100 * at / whole for at in (0, 1, 1, 1_004, 1_006, 11_006)]
     assert places == pytest.approx(wanted, abs=0.006)
 
 

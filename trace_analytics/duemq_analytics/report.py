@@ -34,7 +34,7 @@ from duemq_analytics.progress import Progress
 from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import contexts_of
 from duemq_analytics.waterfall.journeys import journeys as of_messages
-from duemq_analytics.waterfall.message_spans import Span
+from duemq_analytics.waterfall.places import Span, places_of
 
 Row = dict[str, Any]
 
@@ -176,7 +176,7 @@ def spans_of(spans: DataFrame, examples: Sequence[Row]) -> Mapping[str, Sequence
         return {}
     own = own_spans(spans, ids).toArrow().to_pylist()
     contexts = {context for each in contexts_of(own).values() for context in each}
-    frames = frame_spans(spans, contexts).toArrow().to_pylist() if contexts else []
+    frames = frame_spans(spans, contexts, places_of(own)).toArrow().to_pylist() if own else []
     return of_messages(own, frames)
 
 

@@ -39,8 +39,7 @@ def show(session: Session, message_id: str, since: str) -> Exit:
     """Draw what happened to a message, from its sending to its callbacks: a bar for each span.
 
     Reads what %TRACE% has since then, twice; an id that the SDK made says when it was, and nothing
-    stored earlier is read.  Times are ms from the first span's start.  The span of a frame names up
-    to 33 of its messages: store, receive and the like of a large frame may be missing.
+    stored earlier is read.  Times are ms from the first span's start.
 
     The exit code is 4 if there is no span of it, 5 if a broker is away.  With --json, a line for
     each span, with the columns of `duemq-spans`, and {missing_brokers}, [{broker, error}].

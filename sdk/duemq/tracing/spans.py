@@ -53,6 +53,7 @@ from duemq.tracing.attributes import (
     ERROR_TYPE,
     GROUP,
     KEY,
+    LAST_OFFSET,
     MESSAGE_ID,
     QUEUE,
     QUEUE_OFFSET,
@@ -219,6 +220,7 @@ def record_receive(
     offset: int,
     count: int,
     *,
+    last_offset: int,
     start_ns: int,
     end_ns: int,
     group: str = "",
@@ -227,13 +229,15 @@ def record_receive(
     records: bytes | memoryview = b"",
     error: BaseException | None = None,
 ) -> None:
-    """Records that a pull brought `count` records of one queue, the first at `offset`.
+    """Records that a pull brought `count` records of one queue, from `offset` to `last_offset`.
 
     `server`: the broker's address.
     """
     attributes = attributes_of("receive", topic) | server_of(server)
     attributes |= {QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
     attributes |= filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
+    if last_offset - offset != count - 1:
+        attributes[LAST_OFFSET] = last_offset  # there are gaps
     record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
 
 

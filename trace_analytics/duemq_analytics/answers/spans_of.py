@@ -1,20 +1,26 @@
 """The spans of single messages, in two looks: their own, then those of the frames they were in.
 
-Only sends and callbacks have a message's id; what a frame's spans name is creation contexts, which
-the first look tells (see the package `waterfall`).
+Only sends and callbacks have a message's id; what a frame's spans name is creation contexts and the
+place where it lies, which the first look tells (see the package `waterfall`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from duemq.tracing.attributes import LAST_OFFSET
+from duemq_analytics.waterfall.places import Context, Place
+
 COLUMNS = (
-    *("trace_id", "span_id", "parent_span_id", "links", "kind", "operation", "message_id"),
+    *("trace_id", "span_id", "parent_span_id", "links", "kind", "operation", "topic", "message_id"),
     *("start_ns", "duration_ns", "status", "error_type", "service", "instance", "consumer_group"),
-    *("broker", "queue", "queue_offset", "batch_count", "attempt", "lateness_ms"),
+    *("broker", "queue", "queue_offset", "batch_count", "sampled_count", "attributes", "attempt"),
+    *("due_ms", "lateness_ms"),
 )
 """What is drawn, and what it is found by: each more is read of all spans of those hours."""
 
@@ -31,8 +37,20 @@ def own_spans(spans: DataFrame, message_ids: Collection[str]) -> DataFrame:
     return ranked.where(F.col("rank") <= OF_A_MESSAGE_MAX).drop("rank")
 
 
-def frame_spans(spans: DataFrame, contexts: Collection[tuple[str, str]]) -> DataFrame:
-    """Those without an id whose parent or one of whose links is a context: (trace id, span id)."""
+def frame_spans(
+    spans: DataFrame, contexts: Collection[Context], places: Collection[Place]
+) -> DataFrame:
+    """Those without an id that may be of messages with these contexts, which lay there.
+
+    `waterfall.journeys` says which are.
+    """
+    found = reduce(or_, [_names(contexts), *map(_may_cover, places)])
+    frames = spans.select(*COLUMNS).where(F.col("message_id").isNull() & found)
+    return frames.orderBy("start_ns", "span_id").limit(FRAMES_MAX)
+
+
+def _names(contexts: Collection[Context]) -> Column:
+    """Its parent or one of its links is one of them."""
     wanted = [trace_id + span_id for trace_id, span_id in contexts]
     span_ids = [span_id for _, span_id in contexts]
 
@@ -42,6 +60,19 @@ def frame_spans(spans: DataFrame, contexts: Collection[tuple[str, str]]) -> Data
 
     child = named(F.col("trace_id"), F.col("parent_span_id"))
     linked = F.exists("links", lambda link: named(link["trace_id"], link["span_id"]))
-    found = F.coalesce(child, F.lit(False)) | F.coalesce(linked, F.lit(False))
-    frames = spans.select(*COLUMNS).where(F.col("message_id").isNull() & found)
-    return frames.orderBy("start_ns", "span_id").limit(FRAMES_MAX)
+    return F.coalesce(child, F.lit(False)) | F.coalesce(linked, F.lit(False))
+
+
+def _may_cover(place: Place) -> Column:
+    """There are more messages in it than its span names, and the place is among theirs."""
+    first, count = F.col("queue_offset"), F.col("batch_count")
+    last = F.coalesce(F.col("attributes")[LAST_OFFSET].cast("bigint"), first + count - 1)
+    return F.coalesce(
+        (F.coalesce("sampled_count", count) > F.coalesce(F.size("links"), F.lit(0)))
+        & (F.col("queue") == place.queue)
+        & (first <= place.offset)
+        & (last >= place.offset)
+        & (F.col("broker") == place.broker)
+        & (F.col("topic") == place.topic),
+        F.lit(False),
+    )

@@ -14,7 +14,7 @@ from duemq_analytics.answers.buckets import MINUTE_S, WHOLE_S
 from duemq_analytics.page import messages, tables, waterfalls
 from duemq_analytics.page.figures import Figure, Period, figures_of
 from duemq_analytics.page.tables import Row
-from duemq_analytics.waterfall.message_spans import Span
+from duemq_analytics.waterfall.places import Span
 
 CHARTED_TOPICS_MAX = 6
 """Topics with charts of their own, the busiest first; tables name more."""

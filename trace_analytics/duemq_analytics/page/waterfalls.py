@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from duemq_analytics import charts
 from duemq_analytics.page.messages import show_command
 from duemq_analytics.page.tables import OPERATIONS, Row, ms
-from duemq_analytics.waterfall.message_spans import Span
+from duemq_analytics.waterfall.places import Span
 from duemq_analytics.waterfall.telling import told
 
 KINDS = {"slowest": 10, "latest": 5}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from duemq_analytics.waterfall.message_spans import Span
+from duemq_analytics.waterfall.places import Span
 from duemq_analytics.waterfall.telling import told
 from duemq_cli.text import shown, table
 

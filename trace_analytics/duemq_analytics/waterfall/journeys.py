@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from duemq_analytics.waterfall.message_spans import Context, Span, contexts, named
+from duemq_analytics.waterfall.message_spans import contexts, is_of
+from duemq_analytics.waterfall.places import Context, Span, places_of
 
 
 def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:
@@ -17,10 +18,10 @@ def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:
 
 def journeys(own: Sequence[Span], frames: Sequence[Span]) -> Mapping[str, list[Span]]:
     """The spans of each message, by its id, in the order of their starts."""
-    names = [(span, named(span)) for span in frames]
     found: dict[str, list[Span]] = {}
     for message_id, wanted in contexts_of(own).items():
         spans = [span for span in own if span["message_id"] == message_id]
-        spans += [span for span, its in names if not wanted.isdisjoint(its)]
+        places = places_of(spans)
+        spans += [frame for frame in frames if is_of(frame, wanted, places)]
         found[message_id] = sorted(spans, key=lambda span: (span["start_ns"], -span["duration_ns"]))
     return found

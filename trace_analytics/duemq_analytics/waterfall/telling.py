@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duemq_analytics.waterfall.message_spans import Span
+from duemq_analytics.waterfall.places import Span
 
 
 def told(span: Span) -> str:

@@ -323,6 +323,7 @@ class Fetcher:
                 records.queue_id,
                 records.run_offsets[0],
                 count,
+                last_offset=records.run_offsets[-1] + records.run_counts[-1] - 1,
                 start_ns=start_ns,
                 end_ns=end_ns,
                 group=self._group,

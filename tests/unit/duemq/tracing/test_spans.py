@@ -51,6 +51,14 @@ SAMPLED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
 REFUSED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
 
 
+def receive(topic, count=1, last_offset=0, records=b""):
+    """Records a pull from offset 0 on."""
+    times = {"start_ns": 1, "end_ns": 2}
+    tracing.record_receive(
+        topic, "b", 0, 0, count, last_offset=last_offset, records=records, **times
+    )
+
+
 def received(topic="orders", properties=SAMPLED, deliveries=0, origin=None, **fields):
     record = {"message_id": "m1", "key": "k", "body": b"body"} | fields
     return Message(
@@ -211,10 +219,17 @@ def test_a_delayed_message_is_late_by_its_start_less_its_due_time(recorded):
     assert span.attributes[attribute.LATENESS_MS] == span.start_time // 1_000_000 - 1
 
 
+def test_a_pull_with_gaps_says_where_it_ends(recorded):
+    receive("orders", 3, last_offset=2, records=encoded(SAMPLED))
+    receive("orders", 3, last_offset=9, records=encoded(SAMPLED))
+    ends = [span.attributes.get(attribute.LAST_OFFSET) for span in recorded.get_finished_spans()]
+    assert ends == [None, 9]
+
+
 def test_topics_of_the_system_are_not_traced(recorded):
     assert tracing.start_send("%TRACE%", "m1") is None
     records = encoded(SAMPLED)
-    tracing.record_receive("%TRACE%", "b", 0, 0, 1, start_ns=1, end_ns=2, records=records)
+    receive("%TRACE%", records=records)
     with processing.process([received(topic="%TRACE%")]):
         pass
     assert parts(recorded) == []
@@ -273,7 +288,7 @@ def test_what_carries_no_sampled_context_has_no_span(recorded):
             pass
         tracing.record_settle(message, start_ns=1, end_ns=2)
         records = encoded(properties)
-        tracing.record_receive("orders", "b", 0, 0, 1, start_ns=1, end_ns=2, records=records)
+        receive("orders", records=records)
     assert parts(recorded) == []
 
 

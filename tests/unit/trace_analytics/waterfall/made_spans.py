@@ -4,8 +4,8 @@ from duemq.v1.trace_pb2 import SpanBatch
 
 TRACE = "0a" * 16
 TEXTS = ("kind", "status", "operation", "message_id", "consumer_group", "instance", "broker")
-TEXTS += ("error_type",)
-NUMBERS = ("start_ns", "duration_ns", "attempt", "batch_count", "queue_offset")
+TEXTS += ("error_type", "topic", "attributes")
+NUMBERS = ("start_ns", "duration_ns", "attempt", "batch_count", "sampled_count", "queue_offset")
 
 
 def body(*spans):

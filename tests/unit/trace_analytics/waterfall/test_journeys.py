@@ -1,10 +1,11 @@
+from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import contexts_of, journeys
 
 TRACE, OTHER = "0a" * 16, "0b" * 16
 
 
 def span(operation, start_ns, span_id, **columns):
-    row = dict.fromkeys(("message_id", "parent_span_id", "links", "kind"))
+    row = dict.fromkeys(column.name for column in schema.SPANS)
     row |= {"trace_id": TRACE, "duration_ns": 5, "operation": operation, "start_ns": start_ns}
     return row | {"span_id": span_id, **columns}
 

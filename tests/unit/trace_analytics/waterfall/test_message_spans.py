@@ -1,3 +1,4 @@
+from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.waterfall import message_spans
 from duemq_analytics.waterfall.message_spans import MessageSpans
 from tests.unit.trace_analytics.waterfall.made_spans import TRACE, body, span
@@ -57,6 +58,32 @@ def test_what_is_no_batch_is_counted():
     gathered = of_message(b"\xff", damaged, body(SENT, OTHER))
     assert operations(gathered) == [("send", 1)]
     assert gathered.undecodable == {("broker-0", 0, 0), ("broker-0", 0, 1)}
+
+
+def test_a_frame_that_does_not_name_it_is_known_by_its_place():
+    at = {"broker": "b", "queue": 1, "topic": "orders"}
+    sent = SENT | at | {"queue_offset": 70}
+    others = {"parent_span_id": OTHER["span_id"], "batch_count": 100} | at
+    store = span(3, "store", **others, queue_offset=0)
+    later = span(4, "store", **others, queue_offset=100)
+    gaps = {"queue_offset": 10, "attributes": '{"duemq.last_offset": 300}', "consumer_group": "g"}
+    receive = span(5, "receive", **others | gaps)
+    process = span(6, "process", message_id="m1", consumer_group="g", **CHILD, **at)
+    process["queue_offset"] = 70
+    frames = body(later), body(store), body(receive)
+    assert operations(of_message(*frames, body(sent))) == [("send", 1), ("store", 3)]
+    found = operations(of_message(*frames, body(sent), body(process)))
+    assert found == [("send", 1), ("store", 3), ("receive", 5), ("process", 6)]
+
+
+def test_frames_that_all_begin_at_0_have_no_column_of_offsets():
+    at = {"broker": "b", "queue": 1, "topic": "orders"}
+    store = span(3, "store", parent_span_id=OTHER["span_id"], batch_count=100, **at)
+    batch = SpanBatch.FromString(body(store))
+    batch.ClearField("queue_offset")
+    sent = SENT | at | {"queue_offset": 70}
+    found = of_message(body(sent), batch.SerializeToString())
+    assert operations(found) == [("send", 1), ("store", 3)]
 
 
 def test_an_unknown_message_has_none():

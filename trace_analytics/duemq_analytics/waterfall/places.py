@@ -1,0 +1,80 @@
+"""Which frames had a message, by where it lay.  Pure.
+
+A frame's span names up to 32 creation contexts.  Of one that leaves some out, the place tells the
+rest: a frame is so many messages in a row, and its message's own spans say where that lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from duemq.tracing.attributes import LAST_OFFSET, TIMED
+
+Span = Mapping[str, Any]
+"""A row of schema.SPANS."""
+Context: TypeAlias = tuple[str, str]
+"""(trace id, span id), in hexadecimal."""
+
+
+class Place(NamedTuple):
+    """Where a message lies."""
+
+    topic: str
+    """That the producer named."""
+    timed: bool
+    """In %TIMER%, on its way there."""
+    broker: str
+    queue: int
+    offset: int
+
+
+Places: TypeAlias = Mapping[Place, set[str]]
+"""Where a message lay, each with the groups that processed what they had from there."""
+
+
+def named(row: Span) -> set[Context]:
+    """A span's parent and links."""
+    contexts = {(link["trace_id"], link["span_id"]) for link in row["links"] or ()}
+    if row["parent_span_id"] is not None:
+        contexts.add((row["trace_id"], row["parent_span_id"]))
+    return contexts
+
+
+def places_of(own: Iterable[Span]) -> dict[Place, set[str]]:
+    """Of one message, from spans that have its id."""
+    found: dict[Place, set[str]] = {}
+    for row in own:
+        if row["queue"] is None or row["queue_offset"] is None or not row["broker"]:
+            continue
+        timed = row["operation"] == "send" and bool(row["due_ms"])
+        place = Place(row["topic"], timed, row["broker"], row["queue"], row["queue_offset"])
+        if row["operation"] == "send":
+            found.setdefault(place, set())
+        elif row["operation"] == "process" and not row["attempt"]:
+            # A later attempt came from the group's %RETRY% topic, whose frames are not traced.
+            found.setdefault(place, set()).add(row["consumer_group"])
+    return found
+
+
+def covers(frame: Span, places: Places) -> bool:
+    """Whether a frame that does not name all of its messages had one that lay there."""
+    if leaves_out(frame) <= 0 or frame["queue_offset"] is None:
+        return False
+    attributes = dict(frame["attributes"] or ())
+    timed = frame["operation"] == "schedule" or TIMED in attributes
+    where = frame["topic"], timed, frame["broker"], frame["queue"]
+    last = attributes.get(LAST_OFFSET)
+    past = int(last) + 1 if last else frame["queue_offset"] + (frame["batch_count"] or 1)
+    return any(
+        place[:4] == where
+        and frame["queue_offset"] <= place.offset < past
+        # What lies between its first and its last is in a filtered one if the group took it.
+        and (not last or frame["consumer_group"] in groups)
+        for place, groups in places.items()
+    )
+
+
+def leaves_out(frame: Span) -> int:
+    """How many traced messages of a frame its span does not name."""
+    return (frame["sampled_count"] or frame["batch_count"] or 1) - len(named(frame))
