@@ -246,6 +246,11 @@ def traceparents(messages: Sequence[Message]) -> dict[int, str]:
     }
 
 
+def records_of(messages: Sequence[Message]) -> list[Record]:
+    """What they are views of: quicker where many are asked for the same."""
+    return [message._record for message in messages]
+
+
 class SendOptions(TypedDict, total=False):
     """What may be said of a message that is sent, by name: `send`, `submit`, `send_many`."""
 

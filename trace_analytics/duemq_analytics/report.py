@@ -25,7 +25,6 @@ from duemq_analytics.answers.end_to_end import end_to_end, journeys
 from duemq_analytics.answers.errors import errors
 from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
-from duemq_analytics.answers.spans_of import frame_spans, own_spans
 from duemq_analytics.lake import measures
 from duemq_analytics.page.document import Content, document
 from duemq_analytics.page.tables import ROWS_MAX
@@ -35,6 +34,7 @@ from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import contexts_of
 from duemq_analytics.waterfall.journeys import journeys as of_messages
 from duemq_analytics.waterfall.places import Span, places_of
+from duemq_analytics.waterfall.spans_of import frame_spans, own_spans
 
 Row = dict[str, Any]
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, TypeVar
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import Status
 
 from duemq.protocol.limits import SPAN_NUMBERS
 from duemq.telemetry import send_columns
-from duemq.telemetry.light_spans import LightSpan, SendRows
+from duemq.telemetry.light_spans import LightSpan, ProcessRows, SendRows
 from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
 
@@ -59,6 +61,7 @@ _IMPLIED = frozenset(
     }
 )
 
+_Value = TypeVar("_Value")
 _INT64 = range(-(2**63), 2**63)
 _RANGES = SPAN_NUMBERS | {"attempt": range(-(2**31), 2**31)}
 
@@ -66,9 +69,9 @@ _RANGES = SPAN_NUMBERS | {"attempt": range(-(2**31), 2**31)}
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
     """One SpanBatch of these spans, serialized."""
     if isinstance(spans, SendRows):
-        resource = spans.resource
-        names = _text_of(resource, "service.name"), _text_of(resource, "service.instance.id")
-        return send_columns.encode(spans, SCHEMA_VERSION, *names)
+        return send_columns.encode(spans, SCHEMA_VERSION, *_process_of(spans.resource))
+    if isinstance(spans, ProcessRows):
+        return _processed(spans).SerializeToString()
     batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
     _put_identity(batch, spans)
     _put_times(batch, spans)
@@ -160,6 +163,83 @@ def _rest(row: Mapping[str, Any]) -> str:
     return json.dumps(rest, separators=(",", ":"), sort_keys=True) if rest else ""
 
 
+# ── process spans of lists ───────────────────────────────────────────────────────────
+
+
+def _processed(spans: ProcessRows) -> SpanBatch:
+    """What the spans that they stand for become."""
+    frames, counts = spans.frames, spans.counts
+    calls = [frame.call for frame in frames]
+    batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
+    service, instance = _process_of(spans.resource)
+    for column, values in (
+        (batch.name, [f"process {call.topic}" for call in calls]),
+        (batch.kind, ["CONSUMER"]),
+        (batch.operation, ["process"]),
+        (batch.service, [service]),
+        (batch.instance, [instance]),
+        (batch.topic, [call.topic for call in calls]),
+        (batch.broker, [call.broker for call in calls]),
+        (batch.consumer_group, [call.group for call in calls]),
+        (batch.client_id, [call.client_id for call in calls]),
+    ):
+        if len(set(values)) == 1:
+            _put_one(column, values[0], len(spans))
+        else:
+            _put_strings(column, _repeated(values, counts))
+    batch.trace_ids = b"".join([frame.trace_ids for frame in frames])
+    batch.span_ids = b"".join([frame.span_ids for frame in frames])
+    batch.parent_span_ids = b"".join([frame.parent_ids for frame in frames])
+    batch.start_ns.extend(_repeated([call.start_ns for call in calls], counts))
+    batch.duration_ns.extend(_repeated([call.end_ns - call.start_ns for call in calls], counts))
+    batch.queue_id.extend(_repeated([call.queue for call in calls], counts))
+    for column, parts in (
+        (batch.message_id, [frame.message_ids for frame in frames]),
+        (batch.key, [frame.keys for frame in frames]),
+        (batch.tag, [frame.tags for frame in frames]),
+    ):
+        _put_strings(column, _joined(parts))
+    for numbers, each in (
+        (batch.queue_offset, [frame.offsets for frame in frames]),
+        (batch.body_bytes, [frame.body_bytes for frame in frames]),
+        (batch.attempt, [frame.attempts for frame in frames]),
+    ):
+        _put_numbers(numbers, _joined(each))
+    _put_dues(batch, _joined(frame.due_ms for frame in frames))
+    _put_failures(batch, _joined(frame.failures for frame in frames))
+    return batch
+
+
+def _put_dues(batch: SpanBatch, dues_ms: list[int]) -> None:
+    """With the lateness that they make."""
+    if any(dues_ms):
+        starts_ms = [start_ns // 1_000_000 for start_ns in batch.start_ns]
+        late = [s - due if due else 0 for s, due in zip(starts_ms, dues_ms, strict=True)]
+        _put_numbers(batch.due_ms, dues_ms)
+        _put_numbers(batch.lateness_ms, late)
+
+
+def _put_failures(batch: SpanBatch, failures: list[tuple[str, Status] | None]) -> None:
+    if any(failures):
+        _put_strings(batch.error_type, [failed[0] if failed else "" for failed in failures])
+        _put_strings(batch.status, ["ERROR" if failed else "UNSET" for failed in failures])
+    else:
+        _put_one(batch.status, "UNSET", len(failures))
+
+
+def _repeated(values: Sequence[_Value], counts: Sequence[int]) -> list[_Value]:
+    """Each so many times."""
+    return _joined(map(repeat, values, counts))
+
+
+def _joined(parts: Iterable[Iterable[_Value]]) -> list[_Value]:
+    return list(chain.from_iterable(parts))
+
+
+def _process_of(resource: Resource) -> tuple[str, str]:
+    return _text_of(resource, "service.name"), _text_of(resource, "service.instance.id")
+
+
 def _text_of(resource: Resource | None, name: str) -> str:
     value = resource.attributes.get(name, "") if resource else ""
     return value if isinstance(value, str) else json.dumps(value)
@@ -168,9 +248,7 @@ def _text_of(resource: Resource | None, name: str) -> str:
 def _put_strings(column: StringColumn, values: Sequence[str]) -> None:
     table = dict.fromkeys(values)
     if len(table) == 1:  # of most columns: the same in every row
-        if values[0]:
-            column.values.append(values[0])
-            column.rows.MergeFrom(_zeros(len(values)).rows)
+        _put_one(column, values[0], len(values))
         return
     if len(table) == len(values):
         column.rows.extend(range(len(values)))
@@ -178,6 +256,13 @@ def _put_strings(column: StringColumn, values: Sequence[str]) -> None:
         numbers = dict(zip(table, range(len(table)), strict=True))
         column.rows.extend(map(numbers.__getitem__, values))
     column.values.extend(table)
+
+
+def _put_one(column: StringColumn, value: str, count: int) -> None:
+    """The same in so many rows."""
+    if value:
+        column.values.append(value)
+        column.rows.MergeFrom(_zeros(count).rows)
 
 
 @lru_cache

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
+from typing import Any
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
@@ -23,9 +24,9 @@ from opentelemetry.util.types import AttributeValue
 from duemq.telemetry.columns import BATCH_SPANS_MAX
 from duemq.telemetry.counts import QUEUE_FULL
 from duemq.telemetry.exporter import CountingExporter
-from duemq.telemetry.light_spans import LightSpan, SendRows
+from duemq.telemetry.light_spans import LightRows, LightSpan, ProcessRows, SendRows, rows_of
 from duemq.tracing.contexts import Found
-from duemq.tracing.sends import SendFrame
+from duemq.tracing.sends import LightFrame
 
 _logger = logging.getLogger(__name__)
 
@@ -67,7 +68,11 @@ class SpanQueue(SpanProcessor):
 
     def _begin(self) -> None:
         self._spans: deque[ReadableSpan] = deque()
-        self._frames: deque[SendFrame] = deque()
+        # An export is of one kind, whatever comes in between.
+        self._frames: dict[type[LightRows[Any]], deque[LightFrame]] = {
+            SendRows: deque(),
+            ProcessRows: deque(),
+        }
         self._exporting = threading.Lock()  # guards the exporter
         self._wake = threading.Event()
         self._ended = False
@@ -99,10 +104,10 @@ class SpanQueue(SpanProcessor):
             self._spans.append(span)
             self._wake_if_full()
 
-    def put(self, frame: SendFrame) -> None:
-        """Queues the spans of a batch's messages, or counts them as dropped, all of them."""
+    def put(self, frame: LightFrame) -> None:
+        """Queues the spans of a frame's messages, or counts them as dropped, all of them."""
         if self._admit(frame.rows):
-            self._frames.append(frame)
+            self._frames[rows_of(frame)].append(frame)
             self._wake_if_full()
 
     def _admit(self, count: int) -> bool:
@@ -163,7 +168,9 @@ class SpanQueue(SpanProcessor):
         with self._exporting:
             token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
             try:
-                while self._export_spans(whole) + self._export_frames(whole):
+                while self._export_spans(whole) + sum(
+                    self._export_frames(kind, whole) for kind in self._frames
+                ):
                     pass
             finally:
                 detach(token)
@@ -174,16 +181,17 @@ class SpanQueue(SpanProcessor):
         self._hand_over([self._spans.popleft() for _ in range(count)])
         return count
 
-    def _export_frames(self, whole: bool) -> int:
+    def _export_frames(self, kind: type[LightRows[Any]], whole: bool) -> int:
         """As many as fit an export, or one that fills several.  Answers how many spans."""
-        frames: list[SendFrame] = []
+        waiting = self._frames[kind]
+        frames: list[LightFrame] = []
         count = 0
-        while self._frames and (whole or self._lights_full):
-            if frames and count + self._frames[0].rows > self._export_max:
+        while waiting and (whole or self._lights_full):
+            if frames and count + waiting[0].rows > self._export_max:
                 break
-            frames.append(self._frames.popleft())
+            frames.append(waiting.popleft())
             count += frames[-1].rows
-        rows = SendRows(frames, self._resource)
+        rows = kind(frames, self._resource)
         for first in range(0, count, self._export_max):
             self._hand_over(rows[first : first + self._export_max])
         return count

@@ -30,6 +30,10 @@ _W3C_BAGGAGE = W3CBaggagePropagator()
 # What we write ourselves; everything else is the library's to read.
 _USUAL = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _USUAL_LENGTH = 55
+_USUAL_SIGNS = ((0, "0"), (1, "0"), (2, "-"), (35, "-"), (52, "-"))
+_HEX = re.compile("[0-9a-f]*")
+# In ids that are none, and hardly ever in others.
+_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 # How a map entry {"traceparent": <text>} of Record.properties starts on the wire; the text's length
 # (one byte) and the text follow.
@@ -41,8 +45,9 @@ _IDS_AT = _HEAD_AT + len(_USUAL_HEAD)
 _USUAL_BYTES = _HEAD_AT + 1 + _USUAL_LENGTH
 _FLAG_AT = _USUAL_BYTES - 1
 _USUAL_START = tuple(bytes([byte]) for byte in _ENCODED_PROPERTY + _USUAL_HEAD)
-_SAMPLED = frozenset("13579bdf")
-_SAMPLED_FLAGS = b"13579bdf"
+_SAMPLED_SIGNS = "13579bdf"
+_SAMPLED = frozenset(_SAMPLED_SIGNS)
+_SAMPLED_FLAGS = _SAMPLED_SIGNS.encode()
 # So many entries of one size are worth looking at by column.
 _REGULAR_MIN = 16
 
@@ -168,6 +173,29 @@ def is_sampled(text: str) -> bool:
         return text[-1] in _SAMPLED
     context = extract({TRACEPARENT: text})
     return context is not None and context.trace_flags.sampled
+
+
+def usual_ids(texts: Sequence[str]) -> tuple[bytes, bytes] | None:
+    """(Trace ids, span ids), one after the other, of `traceparent`s.
+
+    None: there are none, or one is not sampled, not valid, or not as we write it.
+    """
+    if set(map(len, texts)) != {_USUAL_LENGTH}:
+        return None
+    joined, count = "".join(texts), len(texts)
+    for place, sign in _USUAL_SIGNS:
+        if joined[place::_USUAL_LENGTH] != sign * count:
+            return None
+    if joined[_USUAL_LENGTH - 1 :: _USUAL_LENGTH].strip(_SAMPLED_SIGNS):
+        return None
+    trace_ids = "".join([text[3:35] for text in texts])
+    span_ids = "".join([text[36:52] for text in texts])
+    flags = joined[_USUAL_LENGTH - 2 :: _USUAL_LENGTH]
+    if _HEX.fullmatch(trace_ids + span_ids + flags) is None:
+        return None
+    if _NO_TRACE in trace_ids or _NO_SPAN in span_ids:
+        return None
+    return bytes.fromhex(trace_ids), bytes.fromhex(span_ids)
 
 
 def properties_of(context: SpanContext) -> dict[str, str]:

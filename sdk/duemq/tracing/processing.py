@@ -22,7 +22,9 @@ from duemq.tracing.attributes import (
     attributes_of,
     of_message,
 )
-from duemq.tracing.contexts import Found, is_sampled, with_baggage
+from duemq.tracing.contexts import Found, is_sampled, usual_ids, with_baggage
+from duemq.tracing.process_frames import Call, ProcessFrame, frame_of
+from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
 
 if TYPE_CHECKING:
     from duemq.message import Message
@@ -54,12 +56,14 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    chosen = _sampled(messages) if wanted(messages) else {}
+    carried = traceparents(messages) if wanted(messages) else {}
+    light = spans.light_sink() if carried else None
+    ids = _ids_of_one_pull(messages, carried) if light is not None else None
+    chosen = carried if ids is not None else _sampled(messages, carried)
     if not chosen:
         with _unsampled(messages):
             yield
         return
-    light = spans.light_sink()
     started_ns = time_ns()
     # Of light ones the first is a real span too: the callback may add to it.
     begun = list(chosen)[: None if light is None else 1]
@@ -78,19 +82,59 @@ def process(
             if index in blamed:
                 spans.fail(span, blamed[index])
             span.end()
-        if light is not None:
-            for index in chosen.keys() - real.keys():
-                message = messages[index]
-                attributes = _process_attributes(message, group, client_id, started_ns)
-                found = Found([chosen[index]], 1)
-                times = started_ns, time_ns()
-                kind, cause = SpanKind.CONSUMER, blamed.get(index)
-                spans.record("process", kind, message.topic, attributes, found, *times, cause)
+        rest = [index for index in chosen if index not in real]
+        if light is not None and rest:
+            times = started_ns, max(started_ns, time_ns())
+            if ids is not None:
+                origin = messages[0].topic, messages[0].broker, messages[0].queue
+                call = Call(*origin, group, client_id, *times)
+                light.put(_frame_of(call, messages, rest, ids, blamed))
+            else:
+                for index in rest:
+                    _record(
+                        messages[index], chosen[index], group, client_id, times, blamed.get(index)
+                    )
 
 
-def _sampled(messages: Sequence[Message]) -> dict[int, str]:
-    """The `traceparent` of those that carry a trace, by place."""
-    carried = traceparents(messages)
+def _ids_of_one_pull(
+    messages: Sequence[Message], carried: Mapping[int, str]
+) -> tuple[bytes, bytes] | None:
+    """(Trace ids, span ids) that these messages carry, if a frame can have their spans."""
+    first, traced = messages[0], (messages[index] for index in carried)
+    alike = first.topic == first.stored_topic and all(map(first.came_with, traced))
+    if not (alike and spans.head.parent_based and spans.traced(first.topic)):
+        return None
+    return usual_ids(list(carried.values()))
+
+
+def _frame_of(
+    call: Call,
+    messages: Sequence[Message],
+    rest: Sequence[int],
+    ids: tuple[bytes, bytes],
+    blamed: Mapping[int, BaseException],
+) -> ProcessFrame:
+    """Of all that are traced but the first."""
+    failed = {place: blamed[index] for place, index in enumerate(rest) if index in blamed}
+    trace_ids, parent_ids = ids[0][TRACE_ID_BYTES:], ids[1][SPAN_ID_BYTES:]
+    return frame_of(call, [messages[index] for index in rest], trace_ids, parent_ids, failed)
+
+
+def _record(
+    message: Message,
+    text: str,
+    group: str,
+    client_id: str,
+    times: tuple[int, int],
+    error: BaseException | None,
+) -> None:
+    attributes = _process_attributes(message, group, client_id, times[0])
+    found = Found([text], 1)
+    spans.record("process", SpanKind.CONSUMER, message.topic, attributes, found, *times, error)
+
+
+def _sampled(messages: Sequence[Message], carried: Mapping[int, str]) -> dict[int, str]:
+    """Of what messages carry, by place, that of sampled traces."""
     return {
         index: text
         for index, text in carried.items()

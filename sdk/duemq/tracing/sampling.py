@@ -48,7 +48,8 @@ class Head:
         root, ratio = (known[1] or known[3], known[2] or known[4]) if known else ("", None)
         self.known = known is not None
         """Otherwise it is to be asked about each message."""
-        self._parent_based = known is not None and known[1] is None
+        self.parent_based = known is not None and known[1] is None
+        """What has a sampled parent gets a trace."""
         self._ratio = float(ratio) if ratio else float(root != "AlwaysOffSampler")
         self._bound = round(self._ratio * _ID_LIMIT)
         self._leading = _leading_bytes(self._bound)
@@ -74,7 +75,7 @@ class Head:
 
     def follows(self, parent: SpanContext) -> bool:
         """Whether a child of this span gets a trace; of known samplers."""
-        if self._parent_based:
+        if self.parent_based:
             return parent.trace_flags.sampled
         return parent.trace_id % _ID_LIMIT < self._bound
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from random import getrandbits, randbytes
 from struct import Struct
 from time import time_ns
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind
@@ -135,6 +135,21 @@ class SendFrame(NamedTuple):
         """How many they are."""
         return len(self.lights.indexes)
 
+    def part(self, first: int, past: int) -> SendFrame:
+        """Some of them."""
+        return self._replace(lights=self.lights.part(first, past))
+
+
+class LightFrame(Protocol):
+    """Light spans by column: SendFrame, or process_frames.ProcessFrame."""
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+
+    def part(self, first: int, past: int) -> Self:
+        """Some of them."""
+
 
 class Sink(Protocol):
     """Who exports light spans."""
@@ -143,7 +158,7 @@ class Sink(Protocol):
     def alone(self) -> bool:
         """Nobody else looks at spans of the process."""
 
-    def put(self, frame: SendFrame) -> None:
+    def put(self, frame: LightFrame) -> None:
         """Takes them over, or counts them as dropped."""
 
     def record(

@@ -6,10 +6,13 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
+from duemq.message import Message, Origin
 from duemq.producing.batch import Batch
 from duemq.telemetry.exporter import CountingExporter
 from duemq.telemetry.queue import SpanQueue
+from duemq.tracing.process_frames import Call, frame_of
 from duemq.tracing.sends import Light, Lights, SendFrame
+from duemq.v1.message_pb2 import Record
 
 
 class Exporter(CountingExporter):
@@ -65,6 +68,16 @@ def test_light_spans_wait_for_a_full_export_and_the_rest_of_them_for_the_next(qu
     assert queue.exporter.wait_for(2) == [8 * 481] * 2
     queue.force_flush()
     assert queue.exporter.exports == [8 * 481] * 2 + [481]
+
+
+def test_spans_of_sends_and_callbacks_fill_exports_of_their_own(queue):
+    call = Call("orders", "broker-0", 0, "g", "c", 1, 2)
+    messages = [Message(Record(), Origin("orders", "broker-0", 0), 0, 0)] * 100
+    for _ in range(8):
+        queue.put(frame(200))
+        queue.put(frame_of(call, messages, b"a" * 1_600, b"b" * 800, {}))
+    queue.force_flush()
+    assert sorted(queue.exporter.exports) == [800, 1_600]
 
 
 def test_other_spans_wait_for_a_batch_and_take_no_light_ones_along(queue):

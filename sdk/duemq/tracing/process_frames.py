@@ -1,0 +1,99 @@
+"""Process spans of messages of one pull, by column, where spans may be light (sends.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import randbytes
+from typing import TYPE_CHECKING, NamedTuple
+
+from opentelemetry.trace import Status
+
+from duemq.message import records_of
+from duemq.protocol.limits import SPAN_NUMBERS
+from duemq.tracing.attributes import failure
+from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
+
+if TYPE_CHECKING:
+    from duemq.message import Message
+
+_DUES_MS = SPAN_NUMBERS["due_ms"]
+
+
+class Call(NamedTuple):
+    """One call of the application, for messages of one queue."""
+
+    topic: str
+    broker: str
+    queue: int
+    group: str
+    client_id: str
+    start_ns: int
+    end_ns: int
+
+
+class ProcessFrame(NamedTuple):
+    """Light spans of one call: an entry a message in each column."""
+
+    call: Call
+    trace_ids: bytes
+    parent_ids: bytes
+    """Of the messages' creation contexts."""
+    span_ids: bytes
+    message_ids: Sequence[str]
+    keys: Sequence[str]
+    tags: Sequence[str]
+    offsets: Sequence[int]
+    body_bytes: Sequence[int]
+    attempts: Sequence[int]
+    due_ms: Sequence[int]
+    failures: Sequence[tuple[str, Status] | None]
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return len(self.message_ids)
+
+    def part(self, first: int, past: int) -> ProcessFrame:
+        """Some of them."""
+        return ProcessFrame(
+            self.call,
+            self.trace_ids[first * TRACE_ID_BYTES : past * TRACE_ID_BYTES],
+            self.parent_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
+            self.span_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
+            self.message_ids[first:past],
+            self.keys[first:past],
+            self.tags[first:past],
+            self.offsets[first:past],
+            self.body_bytes[first:past],
+            self.attempts[first:past],
+            self.due_ms[first:past],
+            self.failures[first:past],
+        )
+
+
+def frame_of(
+    call: Call,
+    messages: Sequence[Message],
+    trace_ids: bytes,
+    parent_ids: bytes,
+    blamed: Mapping[int, BaseException],
+) -> ProcessFrame:
+    """Of these messages.  `blamed`: why some failed, by place."""
+    records = records_of(messages)
+    count = len(records)
+    failures = map(blamed.get, range(count)) if blamed else [None] * count
+    return ProcessFrame(
+        call,
+        trace_ids,
+        parent_ids,
+        randbytes(SPAN_ID_BYTES * count),
+        [record.message_id for record in records],
+        [record.key for record in records],
+        [record.tag for record in records],
+        [message.offset for message in messages],
+        [len(record.body) for record in records],
+        [record.attempt for record in records],
+        # A producer wrote it; beyond the limits it is no time.
+        [due if (due := record.due_ms) in _DUES_MS else 0 for record in records],
+        [failure(error) if error is not None else None for error in failures],
+    )

@@ -1,0 +1,131 @@
+"""Spans of lists by column are those that OpenTelemetry's own tracer would make."""
+
+import pytest
+from opentelemetry.sdk.trace import sampling
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from duemq.message import Message, Origin
+from duemq.outcomes import BatchFailed, errors_of
+from duemq.telemetry.exporter import DueMQSpanExporter
+from duemq.telemetry.pipeline import Pipeline, Provider
+from duemq.tracing import processing, spans
+from duemq.tracing.contexts import TRACEPARENT
+from duemq.v1.message_pb2 import Record
+from duemq_analytics.source import schema
+from duemq_analytics.source.plan import QueueRange
+from duemq_analytics.source.spans import to_arrow
+
+PULL = Origin("orders", "broker-0", 3)
+SOURCE = QueueRange("broker-0", "h:1", 2, 0, 100)
+# Of spans, what is not the same twice.
+OWN = ("span_id", "start_ts", "start_ns", "duration_ns", "lateness_ms", "trace_row")
+SPANS = schema.SPANS
+
+
+class Sink:
+    def __init__(self):
+        self.bodies = []
+
+    def send(self, *bodies):
+        self.bodies += bodies
+
+    def close(self):
+        pass
+
+
+def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None):
+    """Rows by message id, as readers of the trace topic see them."""
+    sink = Sink()
+    provider = Provider(sampler=sampler, shutdown_on_exit=False)
+    pipeline = Pipeline(provider, DueMQSpanExporter(lambda: sink))
+    if not light:
+        provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
+    spans.use(provider)
+    try:
+        with processing.process(messages, group="billing", client_id="c", blame=errors_of):
+            if error is not None:
+                raise error
+    except BatchFailed:
+        pass
+    finally:
+        spans.use(None)
+        pipeline.shutdown(30)
+    rows = [row for body in sink.bodies for row in to_arrow(body, SOURCE, 9, SPANS).to_pylist()]
+    assert all(row["lateness_ms"] for row in rows if row["due_ms"])
+    return {row["message_id"]: {k: v for k, v in row.items() if k not in OWN} for row in rows}
+
+
+def traceparent(number, flags="01"):
+    return f"00-{0xAB << 100 | number:032x}-{0xCD << 50 | number:016x}-{flags}"
+
+
+def message(number, origin=PULL, properties=None, **fields):
+    properties = {TRACEPARENT: traceparent(number)} if properties is None else properties
+    record = Record(message_id=f"m{number}", body=b"x" * number, properties=properties, **fields)
+    return Message(record, origin, 100 + number, 0)
+
+
+def pull(*odd):
+    """Every other message of it is traced."""
+    traced = [message(n, properties={} if n % 2 else None) for n in range(20)]
+    return [*traced, *odd, message(30, key="k", tag="t", due_ms=5, attempt=2)]
+
+
+@pytest.fixture
+def single_spans(monkeypatch):
+    """Messages that had a span made for them alone."""
+    recorded, record = [], spans.record
+
+    def recording(operation, kind, topic, attributes, *rest):
+        recorded.append(attributes["messaging.message.id"])
+        record(operation, kind, topic, attributes, *rest)
+
+    monkeypatch.setattr(spans, "record", recording)
+    return recorded
+
+
+def test_a_pull_s_spans_are_those_of_the_library(single_spans):
+    found = spans_of(pull(), light=True)
+    assert len(found) == 11
+    assert found == spans_of(pull(), light=False)
+    assert single_spans == []
+
+
+def test_who_failed_is_said():
+    failed = {n: ValueError("no") for n in (message(0), message(4), message(30))}
+    found = spans_of(pull(), light=True, error=BatchFailed(failed))
+    assert found == spans_of(pull(), light=False, error=BatchFailed(failed))
+    errors = {message_id for message_id, row in found.items() if row["status"] == "ERROR"}
+    assert errors == {"m0", "m4", "m30"}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        message(40, properties={TRACEPARENT: traceparent(40, "00")}),
+        message(40, properties={TRACEPARENT: "nonsense"}),
+        message(40, properties={TRACEPARENT: traceparent(40), "tracestate": "a=b"}),
+        message(40, properties={TRACEPARENT: traceparent(40).upper()}),
+        message(40, origin=Origin("refunds", "broker-1", 0)),
+        message(40, origin=Origin("%TRACE%", "broker-1", 0)),
+    ],
+)
+def test_an_odd_one_changes_nothing_for_the_rest(odd):
+    wanted = spans_of(pull(), light=False)
+    for messages in (pull(odd), [*pull(), odd]):
+        found = spans_of(messages, light=True)
+        assert {name: row for name, row in found.items() if name != "m40"} == wanted
+
+
+def test_a_due_time_beyond_all_times_is_none():
+    (row,) = spans_of([message(1), message(2, due_ms=2**62)][1:], light=True).values()
+    assert row["message_id"] == "m2"
+    found = spans_of([message(1), message(2, due_ms=2**62)], light=True)
+    assert found["m2"]["due_ms"] is None
+
+
+def test_a_sampler_that_asks_no_parent_is_asked(single_spans):
+    half = sampling.TraceIdRatioBased(0.5)
+    spans_of(pull(), light=True, sampler=half)
+    assert len(single_spans) == 10
