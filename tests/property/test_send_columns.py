@@ -11,10 +11,11 @@ from duemq.errors import TooLarge, Unavailable
 from duemq.producing.batch import Batch
 from duemq.telemetry import columns
 from duemq.telemetry.light_spans import SendRows
-from duemq.tracing.sends import Light, Lights, SendFrame
+from duemq.tracing.sends import Lights, SendFrame
 from duemq_analytics.source import schema
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.spans import to_arrow
+from tests.unit.duemq.telemetry.made_lights import Light, lights_of
 
 MESSAGES = 6
 SOURCE = QueueRange("broker-0", "h:1", 2, 0, 100)
@@ -54,7 +55,7 @@ def batches(draw):
 @st.composite
 def each_one(draw):
     indexes = draw(st.sets(st.integers(0, MESSAGES - 1), min_size=1))
-    return Lights.of(
+    return lights_of(
         [
             (index, Light(*draw(ids), *map(draw, (times, sizes, labels, labels, parents))))
             for index in sorted(indexes)

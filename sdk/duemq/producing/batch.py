@@ -19,7 +19,7 @@ from duemq.producing.batch_encoding import Carried, Extras, Numbers
 from duemq.protocol import checks
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.tracing import sends, spans
-from duemq.tracing.sampling import NEVER
+from duemq.tracing.sampling import NEVER, RUN_MESSAGES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -77,6 +77,8 @@ class Batch:
         "number",
         "queue",
         "queue_id",
+        "run",
+        "run_past",
         "sends",
         "sequence",
         "size",
@@ -126,8 +128,10 @@ class Batch:
         """What their records are to carry for it."""
         self.traced = False
         """Some message may carry a trace context."""
-        self.traced_next = NEVER
-        """Index of the message that the next of them is for."""
+        self.traced_next = self.run_past = NEVER
+        """Where the run of messages begins that get a trace, and where it ends."""
+        self.run: sends.Run | None = None
+        """Their spans."""
 
         self.in_flight = False
         self.encoded = b""
@@ -181,11 +185,38 @@ class Batch:
 
         `parent`: as of `sends.parent_of`.
         """
-        if index >= self.traced_next:
-            self.traced_next = index + 1 + spans.head.gap()
+        if index >= self.run_past:
+            self.draw(index)
+        if parent is None and index < self.traced_next:
+            return
+        if may_begin(extras, parent) and sends.may_be_light(labels[2], parent):
+            self._add_to_run(index, body_bytes, labels, parent)
+            return
         begun = begin_send(self.topic, index, body_bytes, extras, labels, parent)
         if begun is not None:
             self._add_begun(*begun)
+
+    def draw(self, index: int) -> None:
+        """Decides which of the messages from `index` on get a trace."""
+        length = RUN_MESSAGES if sends.may_be_light(None, None) else 1
+        self.traced_next = index + length * spans.head.gap()
+        self.run_past = self.traced_next + length
+
+    def _add_to_run(
+        self, index: int, body_bytes: int, labels: Labels, parent: SpanContext | None
+    ) -> None:
+        if self.run is None:
+            self.run = sends.Run()
+            self.sends.append((index, self.run))
+        encoded = self.run.begin(index, body_bytes, labels[0], labels[1], parent)
+        self.traced = True
+        self.size += len(encoded)
+        if self.carried:
+            first, last = self.carried[-1]
+            if first + len(last) == index and isinstance(last, list):
+                last.append(encoded)
+                return
+        self.carried.append((index, [encoded]))
 
     def _add_begun(self, first: int, begun: sends.Begun, encoded: Sequence[bytes]) -> None:
         self.traced = True
@@ -368,9 +399,5 @@ def begin_send(
     """As `sends.begin`; None: it gets no trace."""
     if not may_begin(extras, parent):
         return None
-    key, tag, properties = labels
-    if sends.may_be_light(properties, parent):
-        light = sends.begin_light(body_bytes, key, tag, parent)
-        return index, light, (light.encoded,)
     begun = sends.begin(topic, body_bytes, *labels, parent)
     return (index, begun[0], (begun[1],) if begun[1] else ()) if begun is not None else None

@@ -21,7 +21,6 @@ from duemq.protocol.due import Due
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
 from duemq.protocol.message_ids import MessageIds
 from duemq.protocol.route import Queue
-from duemq.tracing import spans
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -129,7 +128,7 @@ class Outbox:
                 batch, wake = self._begin(target, way, now_ms)
                 target.growing[way] = batch
                 if self.tracing and target.traced:
-                    batch.traced_next = spans.head.gap()
+                    batch.draw(0)
             index = len(batch.bodies)
             if index >= batch.traced_next or parent is not None:
                 before = batch.size

@@ -4,9 +4,9 @@ Of samplers that decide by chance (always on, always off, a ratio; by the parent
 nobody is asked message by message: how many messages to pass over is drawn, and the drawn one gets
 a trace id that the sampler takes.  What has no memory may be drawn anew for each batch.
 
-What `send_many` sends is drawn by runs of up to RUN_MESSAGES messages of one frame: each message
-gets a trace with the sampler's probability, together with its neighbours.  Most frames then have
-none at all, and say so, and what the messages of a run share is done once.
+Where spans may be light (sends.py), messages are drawn by runs of up to RUN_MESSAGES of one frame:
+each gets a trace with the sampler's probability, together with its neighbours.  Most frames then
+have none at all, and say so, and what the messages of a run share is done once.
 """
 
 from __future__ import annotations

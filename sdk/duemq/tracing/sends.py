@@ -10,7 +10,7 @@ from __future__ import annotations
 from binascii import hexlify
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from random import getrandbits, randbytes
+from random import randbytes
 from struct import Struct
 from time import time_ns
 from typing import NamedTuple, Protocol, Self, TypeAlias
@@ -33,25 +33,8 @@ _ENTRY_BYTES = len(_ENTRY % (bytes(2 * TRACE_ID_BYTES), bytes(2 * SPAN_ID_BYTES)
 _LENGTHS_KEPT = 64
 
 
-class Light(NamedTuple):
-    """A send span that only we know of."""
-
-    trace_id: bytes
-    span_id: bytes
-    start_ns: int
-    body_bytes: int
-    key: str | None
-    tag: str | None
-    parent: SpanContext | None
-
-    @property
-    def encoded(self) -> bytes:
-        """What the message's record is to carry."""
-        return _ENTRY % (hexlify(self.trace_id), hexlify(self.span_id))
-
-
 class Lights(NamedTuple):
-    """Such spans of a batch's messages, by column: an entry a message in each."""
+    """Spans of a batch's messages that only we know of, by column: an entry a message in each."""
 
     indexes: Sequence[int]
     trace_ids: bytes
@@ -62,22 +45,10 @@ class Lights(NamedTuple):
     tags: Sequence[str | None]
     parents: Sequence[SpanContext | None]
 
-    @classmethod
-    def of(cls, each_one: Sequence[tuple[int, Light]]) -> Lights:
-        """Of these messages: (index, span)."""
-        indexes, lights = zip(*each_one, strict=True)
-        trace_ids, span_ids, *rest = zip(*lights, strict=True)
-        return cls(indexes, b"".join(trace_ids), b"".join(span_ids), *rest)
-
     @property
     def encoded(self) -> Sequence[bytes]:
         """What each message's record is to carry."""
-        # A few calls for all of them, not one for each.
-        count = len(self.indexes)
-        ids = [b""] * (2 * count)
-        ids[0::2] = _pieces(2 * TRACE_ID_BYTES, count).unpack(hexlify(self.trace_ids))
-        ids[1::2] = _pieces(2 * SPAN_ID_BYTES, count).unpack(hexlify(self.span_ids))
-        return _pieces(_ENTRY_BYTES, count).unpack(_ENTRY * count % tuple(ids))
+        return _entries(self.trace_ids, self.span_ids, len(self.indexes))
 
     def part(self, first: int, past: int) -> Lights:
         """Some of them."""
@@ -93,13 +64,83 @@ class Lights(NamedTuple):
         )
 
 
+class Run:
+    """Light spans of a batch's messages that come one by one."""
+
+    def __init__(self) -> None:
+        self._indexes: list[int] = []
+        self._trace_ids: list[bytes] = []
+        self._span_ids = b""
+        self._starts_ns: list[int] = []
+        self._body_bytes: list[int] = []
+        self._keys: list[str | None] = []
+        self._tags: list[str | None] = []
+        self._parents: list[SpanContext | None] = []
+        self._encoded: list[bytes] = []
+
+    def begin(
+        self,
+        index: int,
+        body_bytes: int,
+        key: str | None,
+        tag: str | None,
+        parent: SpanContext | None,
+    ) -> bytes:
+        """Of the message at `index`; answers what its record is to carry."""
+        at = len(self._indexes)
+        if at == len(self._encoded):
+            # Ahead, as many as there are: of a few that costs little, of many next to nothing.
+            self._draw(max(1, at))
+        if parent is not None:
+            trace_id = parent.trace_id.to_bytes(TRACE_ID_BYTES, "big")
+            span_id = self._span_ids[SPAN_ID_BYTES * at : SPAN_ID_BYTES * (at + 1)]
+            self._trace_ids[at] = trace_id
+            (self._encoded[at],) = _entries(trace_id, span_id, 1)
+        self._indexes.append(index)
+        self._starts_ns.append(time_ns())
+        self._body_bytes.append(body_bytes)
+        self._keys.append(key)
+        self._tags.append(tag)
+        self._parents.append(parent)
+        return self._encoded[at]
+
+    def _draw(self, count: int) -> None:
+        trace_ids, span_ids = spans.head.trace_ids(count), randbytes(SPAN_ID_BYTES * count)
+        self._trace_ids += _pieces(TRACE_ID_BYTES, count).unpack(trace_ids)
+        self._span_ids += span_ids
+        self._encoded += _entries(trace_ids, span_ids, count)
+
+    def lights(self) -> Lights:
+        """What was begun."""
+        count = len(self._indexes)
+        return Lights(
+            self._indexes,
+            b"".join(self._trace_ids[:count]),
+            self._span_ids[: SPAN_ID_BYTES * count],
+            self._starts_ns,
+            self._body_bytes,
+            self._keys,
+            self._tags,
+            self._parents,
+        )
+
+
+def _entries(trace_ids: bytes, span_ids: bytes, count: int) -> Sequence[bytes]:
+    """What the records of messages with these spans carry."""
+    # A few calls for all of them, not one for each.
+    ids = [b""] * (2 * count)
+    ids[0::2] = _pieces(2 * TRACE_ID_BYTES, count).unpack(hexlify(trace_ids))
+    ids[1::2] = _pieces(2 * SPAN_ID_BYTES, count).unpack(hexlify(span_ids))
+    return _pieces(_ENTRY_BYTES, count).unpack(_ENTRY * count % tuple(ids))
+
+
 @lru_cache(_LENGTHS_KEPT)
 def _pieces(size: int, count: int) -> Struct:
     """Cuts bytes into so many of that size."""
     return Struct(f"{size}s" * count)
 
 
-Begun: TypeAlias = "Light | Lights | spans.SendSpan"
+Begun: TypeAlias = "Lights | Run | spans.SendSpan"
 
 
 class Answered(Protocol):
@@ -222,18 +263,6 @@ def may_be_light(properties: Mapping[str, str] | None, parent: SpanContext | Non
     return not carries and spans.light_sink() is not None
 
 
-def begin_light(
-    body_bytes: int,
-    key: str | None,
-    tag: str | None,
-    parent: SpanContext | None,
-) -> Light:
-    """As `begin`, where spans `may_be_light`."""
-    trace_id = parent.trace_id if parent else getrandbits(64) << 64 | spans.head.low_bits()
-    ids = trace_id.to_bytes(TRACE_ID_BYTES, "big"), randbytes(SPAN_ID_BYTES)
-    return Light(*ids, time_ns(), body_bytes, key, tag, parent)
-
-
 def begin_lights(
     indexes: range,
     body_bytes: Sequence[int],
@@ -241,7 +270,7 @@ def begin_lights(
     tag: str | None,
     parent: SpanContext | None,
 ) -> Lights:
-    """The same for messages next to each other that share the rest."""
+    """Of messages next to each other that share the rest, where spans `may_be_light`."""
     count = len(indexes)
     if parent is None:
         trace_ids = spans.head.trace_ids(count)
@@ -262,12 +291,11 @@ def begin_lights(
 def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -> None:
     """The batch was answered, or given up.  `server`: the address of the broker that has it."""
     frames: list[Lights] = []
-    each_one: list[tuple[int, Light]] = []
     for index, span in begun:
-        if isinstance(span, Light):
-            each_one.append((index, span))
-        elif isinstance(span, Lights):
+        if isinstance(span, Lights):
             frames.append(span)
+        elif isinstance(span, Run):
+            frames.append(span.lights())
         elif batch.error is not None:
             span.failed(batch.error, message_id=batch.message_id(index))
         else:
@@ -279,8 +307,6 @@ def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -
                 due_ms=batch.due_ms_of(index) if batch.due_ms else 0,
                 server=server,
             )
-    if each_one:
-        frames.append(Lights.of(each_one))
     sink = spans.sink()
     if sink is not None:
         for lights in frames:

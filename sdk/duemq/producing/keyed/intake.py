@@ -15,7 +15,6 @@ from duemq.protocol import checks, timer_keys
 from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, DUE_MS_MAX, Due
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
 from duemq.protocol.message_ids import MessageIds
-from duemq.tracing import spans
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -81,7 +80,7 @@ class KeyedIntake:
             head = self._ids.head(now_ms)
             batch = KeyedBatch(topic, (queue, due.field), {}, 0, head, now_ms)
             if outbox.tracing and target.traced:
-                batch.traced_next = spans.head.gap()
+                batch.draw(0)
             return ScheduleCall(
                 shard,
                 now,

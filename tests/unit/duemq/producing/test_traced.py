@@ -18,7 +18,7 @@ from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
 from duemq.tracing import spans
 from duemq.tracing.contexts import TRACEPARENT, extract
-from duemq.tracing.sampling import runs_of
+from duemq.tracing.sampling import RUN_MESSAGES, runs_of
 from duemq.v1.broker_pb2 import SendRequest
 from duemq.v1.message_pb2 import RecordBatch
 from duemq.v1.trace_pb2 import SpanBatch
@@ -169,16 +169,30 @@ def test_what_is_not_sampled_carries_nothing_and_the_frame_says_so(producer, cal
 @CALLS
 def test_a_tenth_carries_its_span_and_no_other_message_does(producer, call):
     p = producer(TENTH)
-    calls, each = (10, COUNT) if call == "submit" else (2 * COUNT, 5)
-    for _ in range(calls):
-        getattr(p, call)(each)
-    batches = p.answered()
+    batches = []
+    for _ in range(2 * COUNT):
+        getattr(p, call)(5)
+        batches += p.answered()
     assert sum(len(batch.records.records) for batch in batches) == 10 * COUNT
     found = carried(batches)
-    # Six standard deviations of a binomial distribution, of messages or of lists of 5.
-    assert abs(len(found) - COUNT) <= 6 * 30 * (1 if call == "submit" else 5**0.5)
+    # Six standard deviations of a binomial distribution, of frames of 5.
+    assert abs(len(found) - COUNT) <= 6 * 30 * 5**0.5
     assert p.exported() == found
     assert not any(batch.untraced for batch in batches if carried([batch]))
+
+
+@pytest.mark.parametrize("only_light", [HALF], indirect=True)
+def test_what_submit_sends_is_traced_by_runs_of_a_frame(only_light):
+    seen = set()
+    for _ in range(20):
+        only_light.submit(1_100)
+        for batch in only_light.answered():
+            sampled = [TRACEPARENT in record.properties for record in batch.records.records]
+            runs = [set(sampled[at : at + RUN_MESSAGES]) for at in range(0, 1_100, RUN_MESSAGES)]
+            assert all(len(run) == 1 for run in runs)
+            assert batch.untraced == (not any(sampled))
+            seen |= {run.pop() for run in runs}
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("only_light", [HALF], indirect=True)
@@ -266,11 +280,13 @@ def test_a_sampler_of_another_kind_is_asked(producer):
 
 @CALLS
 def test_labels_and_lengths_may_differ_from_message_to_message(producer, call):
-    p = producer(sampling.ParentBasedTraceIdRatio(0.5))
+    p = producer(HALF)
+    found = set()
     for number in range(200):
         common = {"key": f"k{number}"} if number % 3 else {}
         getattr(p, call)(1 + number % 5, **common, properties={"a": "b" * number})
-    found = carried(p.answered())
+        getattr(p, call)(2, properties={"a": "b" * number})
+        found |= carried(p.answered())
     assert p.exported() == found
     assert found
 

@@ -12,9 +12,11 @@ from duemq.producing.batch import Batch
 from duemq.telemetry import columns
 from duemq.telemetry.light_spans import LightSpan, SendRows
 from duemq.tracing import attributes as attribute
-from duemq.tracing.contexts import Found, contexts_in
-from duemq.tracing.sends import Light, Lights, SendFrame
+from duemq.tracing.contexts import Found, contexts_in, extract
+from duemq.tracing.sends import Run, SendFrame
+from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
+from tests.unit.duemq.telemetry.made_lights import Light, lights_of
 
 RESOURCE = Resource({"service.name": "shop", "service.instance.id": "shop-1"})
 PARENT = SpanContext(7, 8, False, TraceFlags(1))
@@ -38,9 +40,9 @@ def light(number, parent=None, key=None):
 def rows():
     due = struct.pack("<5q", *range(50, 55))
     frames = [
-        SendFrame(batch(), Lights.of([(0, light(1)), (4, light(2, PARENT, "k"))]), 5_000),
-        SendFrame(batch(due), Lights.of([(2, light(3))]), 6_000),
-        SendFrame(batch(error=Unavailable("gone")), Lights.of([(1, light(4))]), 7_000),
+        SendFrame(batch(), lights_of([(0, light(1)), (4, light(2, PARENT, "k"))]), 5_000),
+        SendFrame(batch(due), lights_of([(2, light(3))]), 6_000),
+        SendFrame(batch(error=Unavailable("gone")), lights_of([(1, light(4))]), 7_000),
     ]
     return SendRows(frames, RESOURCE)
 
@@ -59,13 +61,27 @@ def test_a_part_of_the_rows_is_rows():
     assert encoded(whole[1:3]) == encoded(list(whole)[1:3])
 
 
-def test_a_run_carries_what_its_messages_would_one_by_one():
-    lights = [light(number) for number in range(1, 70, 10)]
-    run = Lights.of(list(enumerate(lights)))
-    assert list(run.encoded) == [each.encoded for each in lights]
+def test_a_run_carries_its_spans():
+    run = lights_of([(number, light(number)) for number in range(1, 70, 10)])
     found = contexts_in(b"".join(run.encoded))
     assert [context.span_id for context in found.sampled] == list(range(2, 72, 10))
     assert list(run.part(2, 5).encoded) == list(run.encoded)[2:5]
+
+
+def test_spans_that_come_one_by_one_are_those_that_their_messages_carry():
+    run, given = Run(), []
+    for number in range(40):
+        parent = PARENT if number % 3 == 1 else None
+        given.append(run.begin(2 * number, number, f"k{number}", None, parent))
+    lights = run.lights()
+    assert list(lights.encoded) == given
+    assert lights.indexes == list(range(0, 80, 2))
+    assert lights.body_bytes == list(range(40))
+    found = [extract(Record.FromString(each).properties) for each in given]
+    assert len({context.span_id for context in found}) == 40
+    of_parents = {number for number, each in enumerate(found) if each.trace_id == PARENT.trace_id}
+    assert of_parents == set(range(1, 40, 3))
+    assert [number for number, each in enumerate(lights.parents) if each] == sorted(of_parents)
 
 
 def test_a_send_says_what_became_of_it():

@@ -11,8 +11,9 @@ from duemq.producing.batch import Batch
 from duemq.telemetry.exporter import CountingExporter
 from duemq.telemetry.queue import SpanQueue
 from duemq.tracing.process_frames import Call, frame_of
-from duemq.tracing.sends import Light, Lights, SendFrame
+from duemq.tracing.sends import SendFrame
 from duemq.v1.message_pb2 import Record
+from tests.unit.duemq.telemetry.made_lights import Light, lights_of
 
 
 class Exporter(CountingExporter):
@@ -50,7 +51,7 @@ def queue(request, monkeypatch):
 def frame(count):
     batch = Batch("orders", (None, 0), {}, 1, b"0" * 25, 0)
     light = Light(bytes(16), bytes(8), 1, 4, None, None, None)
-    return SendFrame(batch, Lights.of([(index, light) for index in range(count)]), 2)
+    return SendFrame(batch, lights_of([(index, light) for index in range(count)]), 2)
 
 
 def finished():
