@@ -149,13 +149,6 @@ class Standby:
         with suppress(DiskFull):  # the next one is in time
             self.checkpoint()
 
-    def check_truncate(self, position: int) -> None:
-        """Raises InvariantError if the log may not end there: what was applied stands."""
-        if position < self.applied:
-            raise InvariantError(
-                f"the log is to end at {position}, but {self.applied} was committed and applied"
-            )
-
     def checkpoint(self) -> None:
         """Saves the tables as of `applied`; nothing to do before `is_whole`.
 

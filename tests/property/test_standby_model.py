@@ -221,7 +221,7 @@ class StandbyMachine(RuleBasedStateMachine):
         self.sequences.clear()
         self.leader.overtaken(end)
         while self.standby.log.end_position > end:
-            self.standby.check_truncate(end)
+            assert self.standby.applied <= end
             self.survive(lambda: self.standby.log.truncate(end))
 
     # -- the follower -----------------------------------------------------------------------------

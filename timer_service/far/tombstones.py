@@ -72,13 +72,6 @@ class Tombstones:
         else:
             self.gone.mark_one(source, offset, since_ms)
 
-    def add_replaced(self, source: int, offset: int, since_ms: int, *, unmet: bool) -> None:
-        """A timer went because another came for it; as `add`."""
-        if unmet:
-            self.add(source, offset, since_ms, unmet=True)
-        else:
-            self.gone.mark_one(source, offset, since_ms)
-
     def add_all(
         self,
         source: npt.NDArray[np.uint32],

@@ -193,14 +193,6 @@ def decode_cancelled(body: memoryview) -> CancelledTable:
     return np.frombuffer(body, dtype=CANCELLED)
 
 
-def decode_cancel(body: memoryview) -> list[Cancelled]:
-    """Reads a CANCEL body."""
-    return [
-        Cancelled(SourceId(store_id, queue_id), offset, due_ms)
-        for store_id, queue_id, _, offset, due_ms in _CANCEL.iter_unpack(body)
-    ]
-
-
 def decode_cancel_topics(body: memoryview) -> list[int]:
     """The marks of the topics of a CANCEL body; 0: not said."""
     return [mark for _, _, mark, _, _ in _CANCEL.iter_unpack(body)]

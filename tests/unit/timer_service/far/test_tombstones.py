@@ -50,17 +50,6 @@ def test_what_still_has_to_be_kept_from_firing_never_expires() -> None:
     assert not stones.has(1, 5)
 
 
-def test_a_replaced_timer_is_remembered_as_a_cancelled_one() -> None:
-    stones = Tombstones(keep_ms=10)
-    stones.add_replaced(1, 5, 100, unmet=True)
-    stones.add_replaced(1, 6, 100, unmet=False)
-
-    assert stones.unmet == 1
-    assert stones.has(1, 5)
-    assert stones.has(1, 6)
-    assert len(stones) == 0
-
-
 def test_what_is_met_is_remembered_from_its_due_time_or_its_cancel_on() -> None:
     for due_ms, met_ms in ((100, 50), (50, 100)):
         stones = Tombstones(keep_ms=10)
@@ -82,7 +71,7 @@ def test_where_too_many_are_remembered_one_by_one_a_bit_is_left_of_the_others() 
         stones.add(1, offset, 100, unmet=False)
 
     stones.add(2, 1, 100, unmet=True)
-    stones.add_replaced(2, 3, 100, unmet=False)
+    stones.gone.mark_one(2, 3, 100)
     assert len(stones) == 2
     asked = np.array([1] * 6 + [2] * 5, dtype=np.uint32), np.array([*range(6), *range(5)])
     assert stones.find(*asked).tolist() == [True] * 5 + [False] + [False, True, False, True, False]
@@ -95,10 +84,10 @@ def test_where_too_many_are_remembered_one_by_one_a_bit_is_left_of_the_others() 
 def test_what_gave_way_to_others_is_known_as_forgotten_at_once() -> None:
     stones = Tombstones(keep_ms=10)
     stones.gone.pages_max = 1
-    stones.add_replaced(1, 5, 100, unmet=False)
+    stones.gone.mark_one(1, 5, 100)
     assert stones.forgotten_ms == 0
 
-    stones.add_replaced(2, 5, 200, unmet=False)
+    stones.gone.mark_one(2, 5, 200)
 
     assert not stones.has(1, 5)
     assert stones.forgotten_ms == 100
