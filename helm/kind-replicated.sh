@@ -1,5 +1,6 @@
 # The replicated case of kind-test.sh, which sources this.  Under load, the leaders of a broker and of a timer shard are killed and
-# lose their volumes, the API server hangs for a minute, and all is rolled.  Without load, a Lease is deleted and a replica adopted.
+# lose their volumes, the API server hangs for a minute, certificates are renewed, and all is rolled.  Without load, a Lease is deleted
+# and a replica adopted.  All connections have TLS at both ends (kind-tls.sh).
 
 holder_of() { kubectl -n "$namespace" get lease "$1" -o jsonpath='{.spec.holderIdentity}'; }
 
@@ -56,7 +57,7 @@ lose_lease() { # GROUP
   pod=$1-$(holder_of "$1" | cut -d/ -f1)
   kubectl -n "$namespace" delete lease "$1" >/dev/null
   wait_until 60 "without its Lease nobody leads $1" nobody_leads "$1" "$pod"
-  kubectl -n "$namespace" exec "$pod" -- duemq replica adopt 127.0.0.1:9870 --yes --nameserver "$release-nameserver:9876"
+  kubectl -n "$namespace" exec "$pod" -- duemq replica adopt 127.0.0.1:9870 --yes --nameserver "$load_nameservers"
   wait_until 60 "$1 is led again" has_holder "$1"
   kubectl -n "$namespace" wait --for=condition=Ready pod -l "duemq/group=$1" --timeout=120s >/dev/null
 }
@@ -65,7 +66,8 @@ replicated() {
   values=(-f helm/kind-values.yaml -f helm/kind-replicated-values.yaml
     --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never")
 
-  say "replicas: helm install, helm test"
+  say "replicas, with TLS: helm install, helm test"
+  use_tls
   helm install "$release" helm/duemq --namespace "$namespace" --create-namespace "${values[@]}" \
     --wait --timeout 240s >/dev/null
   kubectl -n "$namespace" get pods,leases
@@ -74,6 +76,7 @@ replicated() {
   say "load; leaders are deleted with their volumes, then all pods are rolled"
   run_load 240
   echo "load from $SECONDS s on"
+  renew_certificate
   sleep 8
   lose_leader_and_volume "$release-broker-0" duemq-broker
   lose_leader_and_volume "$release-timer-service-0" duemq-timer-service
@@ -82,6 +85,7 @@ replicated() {
   sleep 60
   signal_api_server CONT
   wait_until 120 "the API server answers" kubectl get --raw /readyz >/dev/null 2>&1
+  wait_until 180 "the nameserver serves the renewed certificate" serves_certificate "$release-nameserver-0" 9876
   echo "rolled from $SECONDS s on"
   helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
     --set broker.settings.checkpoint_interval=9s,timerService.settings.near_window=30s --wait --timeout 300s >/dev/null
@@ -93,4 +97,6 @@ replicated() {
   lose_lease "$release-broker-0"
   helm test "$release" --namespace "$namespace" --timeout 180s >/dev/null
   kubectl -n "$namespace" get leases
+  kubectl -n "$namespace" delete secret duemq-tls >/dev/null
+  unset load_nameservers load_env load_mount load_volume
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills and upgrades it under load, checks
 # that nothing acknowledged was lost, uninstalls; the same with replicas, whose leaders lose their volumes (kind-replicated.sh),
-# and machines that are drained, freeze and die (kind-nodes.sh); deletes the cluster.  KIND_CASES: some of `plain replicated nodes`.  Needs docker, kind, kubectl and helm, and the wheelhouse
+# and machines that are drained, freeze and die (kind-nodes.sh); deletes the cluster.  KIND_CASES: some of `plain replicated nodes`.  Needs docker, kind, kubectl, helm and openssl, and the wheelhouse
 # of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
 # KIND_KEEP=1 leaves the cluster.
 set -eEuo pipefail
@@ -20,7 +20,7 @@ quietly() { # COMMAND...: what it printed shows when it fails
 }
 
 missing=()
-for tool in docker kind kubectl helm; do
+for tool in docker kind kubectl helm openssl; do
   command -v "$tool" >/dev/null || missing+=("$tool")
 done
 [ ${#missing[@]} -eq 0 ] || die "missing on the PATH: ${missing[*]}"
@@ -38,6 +38,7 @@ export KUBECONFIG=$work/kubeconfig
 release=duemq
 namespace=messages
 cases=${KIND_CASES:-plain replicated nodes}
+. helm/kind-tls.sh
 . helm/kind-replicated.sh
 . helm/kind-nodes.sh
 
@@ -99,9 +100,9 @@ spec:
       image: $image
       imagePullPolicy: Never
       command: [python, /load/load.py]
-      env: [{name: NAMESERVERS, value: "${load_nameservers:-$release-nameserver:9876}"}, {name: LOAD_SECONDS, value: "$1"}]
-      volumeMounts: [{name: load, mountPath: /load}]
-  volumes: [{name: load, configMap: {name: load}}]
+      env: [{name: NAMESERVERS, value: "${load_nameservers:-$release-nameserver:9876}"}, {name: LOAD_SECONDS, value: "$1"}${load_env:-}]
+      volumeMounts: [{name: load, mountPath: /load}${load_mount:-}]
+  volumes: [{name: load, configMap: {name: load}}${load_volume:-}]
 POD
   kubectl -n "$namespace" wait --for=condition=Ready pod/load --timeout=60s >/dev/null
 }
