@@ -10,7 +10,9 @@ from duemq_analytics.answers.buckets import WHOLE_S, bucketed
 from duemq_analytics.answers.end_to_end import end_to_end, journeys
 from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
+from duemq_analytics.answers.spans_of import frame_spans
 from duemq_analytics.source import schema
+from duemq_analytics.waterfall.places import Place
 
 pytestmark = pytest.mark.spark
 
@@ -97,6 +99,19 @@ def test_operations_are_counted_per_topic_group_and_minute(spark):
 def test_spans_of_other_instrumentation_are_left_out(spark):
     foreign = span(None, 0, topic=None, name="GET /")
     assert rows_of(operations(frame(spark, foreign))) == []
+
+
+def test_what_a_frame_says_of_its_end_stops_no_look_for_a_message(spark):
+    most = 2**63 - 1
+    lies = {"queue": 0, "broker": "b", "batch_count": 9}
+    rows = [
+        span("receive", 1, queue_offset=0, attributes=[("duemq.last_offset", "soon")], **lies),
+        span("receive", 2, queue_offset=most, **lies),
+        span("receive", 3, queue_offset=4, **lies),
+    ]
+    places = [Place("orders", False, "b", 0, offset) for offset in (4, most)]
+    found = frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places)
+    assert [row["queue_offset"] for row in found.toArrow().to_pylist()] == [0, 4]
 
 
 def test_end_to_end_is_from_the_send_to_the_first_callback_of_each_group(spark):

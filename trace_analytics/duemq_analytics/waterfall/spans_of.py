@@ -66,7 +66,9 @@ def _names(contexts: Collection[Context]) -> Column:
 def _may_cover(place: Place) -> Column:
     """There are more messages in it than its span names, and the place is among theirs."""
     first, count = F.col("queue_offset"), F.col("batch_count")
-    last = F.coalesce(F.col("attributes")[LAST_OFFSET].cast("bigint"), first + count - 1)
+    # `try`: whoever may send writes what he likes into attributes, and offsets of any size.
+    told = F.col("attributes")[LAST_OFFSET].try_cast("bigint")
+    last = F.coalesce(told, F.try_add(first, count - 1))
     return F.coalesce(
         (F.coalesce("sampled_count", count) > F.coalesce(F.size("links"), F.lit(0)))
         & (F.col("queue") == place.queue)

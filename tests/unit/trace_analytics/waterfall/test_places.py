@@ -60,6 +60,13 @@ def test_a_pull_with_gaps_is_of_what_its_group_processed():
     assert not covers(pulled, {HERE._replace(offset=71): {"g"}})
 
 
+@pytest.mark.parametrize("last", ["", "soon", "-1", "7e1", "[70]", "٧٠", "9" * 5_000])
+def test_a_last_offset_that_is_none_stops_nothing(last):
+    pulled = frame("receive", attributes=[("duemq.last_offset", last)])
+    assert covers(pulled, {HERE: set()})
+    assert not covers(pulled | {"batch_count": 70}, {HERE: set()})
+
+
 def test_a_message_lay_where_its_spans_say():
     spans = [
         span("send", due_ms=5, queue_offset=3),
