@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 
 from duemq_analytics import charts
@@ -18,6 +18,9 @@ from duemq_analytics.page.tables import Row, ms, percent
 
 PERCENTILE_NAMES_MAX = 4
 """With a line each for p50, p99 and max; of more names p99 alone is drawn."""
+
+DRAWN_BEFORE = datetime(9000, 1, 1, tzinfo=UTC)
+"""A span can claim any due time up to the year 9999; axes end with it, their margins included."""
 
 Name = Callable[[Row], str]
 Value = Callable[[Row], float]
@@ -166,11 +169,11 @@ def _curve(title: str, topic: str, rows: Sequence[Row], name: Name) -> Chart:
 
 
 def _cells(rows: Iterable[Row], name: Name, value: Value) -> dict[str, dict[datetime, float]]:
-    """By name, the value of each bucket."""
+    """By name, the value of each bucket that is drawn."""
     found: dict[str, dict[datetime, float]] = defaultdict(dict)
     for row in rows:
-        if row["bucket_s"] != WHOLE_S:
-            found[name(row)][charts.moment(row["bucket_ts"])] = value(row)
+        if row["bucket_s"] != WHOLE_S and (at := charts.moment(row["bucket_ts"])) < DRAWN_BEFORE:
+            found[name(row)][at] = value(row)
     return found
 
 

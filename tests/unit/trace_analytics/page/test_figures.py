@@ -1,5 +1,5 @@
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -7,7 +7,7 @@ from duemq_analytics import charts
 from duemq_analytics.page import figures
 from duemq_analytics.page.figures import Period, figures_of
 from duemq_analytics.page.strips import Strips
-from tests.unit.trace_analytics.page.made_rows import MINUTE, end_to_end, operation
+from tests.unit.trace_analytics.page.made_rows import MINUTE, end_to_end, lateness, operation
 
 PERIOD = Period(MINUTE, MINUTE + timedelta(minutes=10), 60)
 
@@ -58,6 +58,21 @@ def test_how_many_lines_there_are_follows_how_many_can_be_told_apart(monkeypatch
     assert strips.strips[0].value == "25 ms"
     curves = many["End to end, distribution: the 8 with the largest p99"]
     assert set(re.findall(r">(g\d\d)<", curves.svg)) == {f"g{n:02}" for n in range(8, 16)}
+
+
+@pytest.mark.parametrize("year", [9800, 9999])
+@pytest.mark.parametrize("groups", [1, 9])
+@pytest.mark.parametrize("known", [True, False])
+def test_due_times_that_no_axis_can_have_stop_no_figure(year, groups, known):
+    late = [lateness(at, "process", f"g{n}") for n in range(groups) for at in (None, 0, 1)]
+    far = datetime(year, 12, 31, 23, 59, tzinfo=UTC)
+    lies = [row | {"bucket_ts": far} for row in late if row["bucket_ts"] is not None]
+    shown = late if known else [row for row in late if row["bucket_ts"] is None]
+    rows = {"operations": [], "end_to_end": [], "lateness": [*shown, *lies]}
+    with_lies = figures_of("later", rows, PERIOD)
+    assert len(with_lies) == 2
+    if known:
+        assert with_lies == figures_of("later", rows | {"lateness": late}, PERIOD)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(5, "5 s"), (120, "2 min"), (7_200, "2 h")])
