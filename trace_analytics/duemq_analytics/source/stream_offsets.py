@@ -82,18 +82,15 @@ def between(
     begun = _begun(start, queues, options)
     found = []
     for bounds in sorted(queues, key=_of):
-        until = offset_of(end, _of(bounds))
-        if until is not None and begun[_of(bounds)] < until:
-            found.append(
-                QueueRange(
-                    bounds.broker,
-                    bounds.address,
-                    bounds.queue,
-                    begun[_of(bounds)],
-                    until,
-                    bounds.topic_id,
-                )
-            )
+        at, until = begun[_of(bounds)], offset_of(end, _of(bounds))
+        if until is None or at >= until:
+            continue
+        if _replaced(end, bounds):  # since it was planned: nothing of that is there
+            _lost(until, bounds, options, replaced=True)
+            continue
+        found.append(
+            QueueRange(bounds.broker, bounds.address, bounds.queue, at, until, bounds.topic_id)
+        )
     _require_all(start, end, {_of(bounds) for bounds in queues}, options)
     return found
 
@@ -121,25 +118,35 @@ def _begun(start: Offsets, queues: Sequence[QueueBounds], options: Options) -> d
 
 def _checked(start: Offsets, at: int, bounds: QueueBounds, options: Options) -> int:
     """`at` if its records are there; what is gone fails the stream or, allowed, is passed over."""
-    known = start[bounds.broker]["topic_id"]
-    replaced = known and bounds.topic_id and known != bounds.topic_id
+    replaced = _replaced(start, bounds)
     if not replaced and bounds.first <= at <= bounds.past:
         return at
+    _lost(at, bounds, options, replaced=replaced)
+    return bounds.first if replaced or at < bounds.first else bounds.past
+
+
+def _replaced(offsets: Offsets, bounds: QueueBounds) -> bool:
+    """Whether they are of an earlier topic of this name than the one that is there."""
+    known = offsets[bounds.broker]["topic_id"]
+    return bool(known and bounds.topic_id and known != bounds.topic_id)
+
+
+def _lost(offset: int, bounds: QueueBounds, options: Options, *, replaced: bool) -> None:
+    """Raises, or warns where data may be lost."""
     place = f"{options.topic}/{bounds.queue} on broker {bounds.broker!r}"
     if replaced:
-        said = f"{place}: the topic was deleted and made anew since offset {at} was read"
+        said = f"{place}: the topic was deleted and made anew since offset {offset} was read"
     else:
-        said = f"{place}: offset {at} does not exist; there are {bounds.first} to {bounds.past}"
+        said = f"{place}: offset {offset} does not exist; there are {bounds.first} to {bounds.past}"
     if options.fail_on_data_loss:
         error = TopicReplaced if replaced else OffsetOutOfRange
         raise error(
             f"{said} (failOnDataLoss=false goes on with those that are there)",
             field="offset",
-            value=at,
+            value=offset,
             limit=f"{bounds.first}..{bounds.past}",
         )
     _logger.warning("%s", said)
-    return bounds.first if replaced or at < bounds.first else bounds.past
 
 
 def _require_all(start: Offsets, end: Offsets, there: Collection[Queue], options: Options) -> None:

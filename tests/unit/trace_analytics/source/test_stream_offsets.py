@@ -107,3 +107,18 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one():
         ("b0", 2, 10, 30),
         ("b1", 0, 0, 50),
     ]
+
+
+def test_what_was_planned_of_a_topic_that_was_made_anew_since_is_not_read_of_the_new_one(caplog):
+    start, end = offsets(b0_2=12, b0_10=5, b1_0=0), offsets(b0_2=25, b0_10=5, b1_0=50)
+    anew = [replace(queue, topic_id=99) if queue.broker == "b0" else queue for queue in QUEUES]
+    with pytest.raises(TopicReplaced, match="made anew since offset"):
+        stream_offsets.between(start, end, anew, TOPIC)
+    lenient = replace(TOPIC, fail_on_data_loss=False)
+    pieces = stream_offsets.between(start, end, anew, lenient)
+    assert [(p.broker, p.queue, p.start, p.end) for p in pieces] == [("b1", 0, 0, 50)]
+    assert "t/2 on broker 'b0': the topic was deleted and made anew" in caplog.text
+    # The next micro-batch has all of the new one.
+    following = stream_offsets.latest(end, anew, None, lenient)
+    (piece,) = stream_offsets.between(end, following, anew, lenient)
+    assert (piece.broker, piece.queue, piece.start, piece.end) == ("b0", 2, 10, 30)
