@@ -21,7 +21,7 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.protocol.route import BrokerQueues, RouteCache
+from duemq.protocol.route import RouteCache
 from duemq.settings import Tls
 from duemq.transport import retrying
 from duemq.transport.blocking_client import BlockingClient
@@ -91,7 +91,11 @@ class QueueClient(Closing):
             raise TopicNotFound(
                 f"topic {topic!r} does not exist: no broker serves it", field="topic", value=topic
             )
-        return [bounds for served in route.brokers for bounds in self._bounds(topic, served)]
+        return [
+            bounds
+            for served in route.brokers
+            for bounds in self._bounds(topic, served.broker, served.address)
+        ]
 
     def starts_since(
         self, topic: str, queues: Sequence[QueueBounds], since_ms: int
@@ -105,11 +109,14 @@ class QueueClient(Closing):
         return found
 
     def _store_ms(self, topic: str, queue: QueueBounds, offset: int) -> int:
-        """Of a record; of one that is gone by now that of the next."""
+        """Of a record; of one that a log has lost that of the next, 0 of one that is gone."""
         wanted = QueueRange(
             queue.broker, queue.address, queue.queue, offset, queue.past, queue.topic_id
         )
-        answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
+        try:
+            answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
+        except OffsetOutOfRange:  # retention was faster: it is older than all that is there
+            return 0
         return answer.run_store_ms[0] if answer.run_store_ms else 0
 
     def read(
@@ -119,12 +126,20 @@ class QueueClient(Closing):
 
         Raises TopicReplaced if the topic was made anew since its bounds were asked for, and
         OffsetOutOfRange where offsets are gone; without `fail_on_data_loss` a warning names
-        those that a log has lost.  No record is silently left out.
+        those that a log has lost or that retention was faster with.  No record is silently left
+        out.
         """
         offset, empty = wanted.start, 0
         while offset < wanted.end:
             at = offset
-            answer = self._retried(partial(self._pull, topic, wanted, at))
+            try:
+                answer = self._retried(partial(self._pull, topic, wanted, at))
+            except OffsetOutOfRange as error:
+                if fail_on_data_loss or (first := self._first(topic, wanted)) <= at:
+                    raise
+                _logger.warning("%s; going on with offset %d", error.message, first)
+                offset = min(first, wanted.end)
+                continue
             for run in runs(answer, offset, wanted.end, fail_on_data_loss=fail_on_data_loss):
                 offset = run.offset + len(run.records)
                 yield run
@@ -160,8 +175,7 @@ class QueueClient(Closing):
             raise failures[0]
         return routes
 
-    def _bounds(self, topic: str, served: BrokerQueues) -> list[QueueBounds]:
-        address = served.address
+    def _bounds(self, topic: str, broker: str, address: str) -> list[QueueBounds]:
         request = admin_pb2.DescribeTopicRequest(name=topic)
         described: admin_pb2.TopicDescription = self._retried(
             lambda: self._client.call(
@@ -169,11 +183,14 @@ class QueueClient(Closing):
             )
         )
         return [
-            QueueBounds(
-                served.broker, address, q.queue_id, q.min_offset, q.max_offset, described.topic_id
-            )
+            QueueBounds(broker, address, q.queue_id, q.min_offset, q.max_offset, described.topic_id)
             for q in described.queues
         ]
+
+    def _first(self, topic: str, wanted: QueueRange) -> int:
+        """The oldest offset that its queue has now; 0: it is not there."""
+        queues = self._bounds(topic, wanted.broker, wanted.address)
+        return next((each.first for each in queues if each.queue == wanted.queue), 0)
 
     def _pull(
         self, topic: str, wanted: QueueRange, offset: int, records: int = 0

@@ -3,7 +3,8 @@ import pytest
 from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq.v1.broker_pb2 import QueueRecords
 from duemq.v1.message_pb2 import Record
-from duemq_analytics.source.client import runs
+from duemq_analytics.source.client import QueueClient, runs
+from duemq_analytics.source.plan import QueueBounds, QueueRange
 
 
 def answer(*found):
@@ -46,3 +47,45 @@ def test_an_answer_that_does_not_add_up_is_refused():
     wrong.run_counts[0] = 2
     with pytest.raises(Corrupt):
         list(runs(wrong, 5, 9))
+
+
+class Overtaken(QueueClient):
+    """Of a cluster that is not there: its queue's records 0 to 9 are, but those `gone`."""
+
+    def __init__(self, gone):
+        super().__init__(("127.0.0.1:1",), timeout_s=1)
+        self.gone = gone
+
+    def _pull(self, topic, wanted, offset, records=0):
+        if offset < self.gone:
+            raise OffsetOutOfRange(f"offset: {offset} is not kept", field="offset")
+        found = answer((offset, records or 4))
+        found.next_offset = offset + (records or 4)
+        return found
+
+    def _bounds(self, topic, broker, address):
+        return [QueueBounds(broker, address, queue, self.gone, 10) for queue in (0, 1)]
+
+
+@pytest.mark.parametrize(("gone", "read"), [(3, [3, 7]), (9, [9]), (10, []), (12, [])])
+def test_what_retention_was_faster_with_ends_a_read_or_is_passed_over(gone, read, caplog):
+    wanted = QueueRange("b", "h:1", 1, 2, 10)
+    with Overtaken(gone) as client:
+        with pytest.raises(OffsetOutOfRange, match="2 is not kept"):
+            list(client.read("t", wanted))
+        found = list(client.read("t", wanted, fail_on_data_loss=False))
+    assert [run.offset for run in found] == read
+    assert f"2 is not kept; going on with offset {gone}" in caplog.text
+
+
+def test_an_offset_that_is_there_and_is_not_given_ends_a_read(monkeypatch):
+    with Overtaken(5) as client:
+        monkeypatch.setattr(client, "_bounds", lambda *_: [QueueBounds("b", "h:1", 1, 2, 10)])
+        with pytest.raises(OffsetOutOfRange, match="2 is not kept"):
+            list(client.read("t", QueueRange("b", "h:1", 1, 2, 10), fail_on_data_loss=False))
+
+
+def test_what_is_gone_by_now_is_older_than_any_moment():
+    queue = QueueBounds("b", "h:1", 1, 0, 10)
+    with Overtaken(6) as client:
+        assert client.starts_since("t", [queue], since_ms=1) == {"b": {"1": 6}}
