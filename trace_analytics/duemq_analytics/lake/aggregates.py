@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from duemq_analytics.answers.buckets import MINUTE_S
 from duemq_analytics.answers.errors import added_up
 from duemq_analytics.lake import measures
-from duemq_analytics.lake.commits import Commits
+from duemq_analytics.lake.commits import Commits, sync_table
 from duemq_analytics.lake.parquet_spans import ParquetSpans, Snapshot
 from duemq_analytics.lake.span_table import Batch, File
 from duemq_analytics.progress import Progress
@@ -186,6 +186,7 @@ class Aggregates:
     def _write(self, rows: DataFrame, table: str, number: int) -> None:
         path = self._lake / table / f"run={number:010}"
         rows.repartition(1).write.mode("overwrite").option("compression", "zstd").parquet(str(path))
+        sync_table(path)  # the run's commit is durable, and the runs before it may be dropped then
 
     def _live(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
         """Rows of committed runs; where a minute was computed again those of the newest run."""

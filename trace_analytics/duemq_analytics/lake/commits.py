@@ -30,7 +30,7 @@ class Commits:
 
     def put(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a commit durably, in place of one of this name."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         temporary = self._folder / f".{name}.{os.getpid()}"
         with temporary.open("w", encoding="utf-8") as file:
             json.dump({"version": VERSION, **content}, file)
@@ -68,7 +68,28 @@ class Commits:
 
 def sync_folder(folder: Path) -> None:
     """Makes names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """With those above it that are missing, durably."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_table(folder: Path) -> None:
+    """Makes durable what others have written there, who do not: Spark leaves it to the system."""
+    for path in folder.iterdir():
+        _sync(path)
+    for each in (folder, folder.parent, folder.parent.parent):
+        sync_folder(each)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -78,7 +99,7 @@ def sync_folder(folder: Path) -> None:
 @contextmanager
 def lock(folder: Path, what: str) -> Iterator[None]:
     """Lets one process at a time do `what`; raises Rejected if another does.  Ends with it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"_{what}.lock"
     with path.open("w") as file:
         try:

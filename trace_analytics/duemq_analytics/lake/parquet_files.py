@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from duemq_analytics.lake.commits import sync_folder
+from duemq_analytics.lake.commits import make_folder, sync_folder
 
 ROWS_PER_GROUP = 131_072
 """Rows of one row group: what a reader skips or reads as a whole."""
@@ -28,7 +28,7 @@ class ParquetFile:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.rows = 0
         self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         self._writer = parquet.ParquetWriter(
             self._hidden,

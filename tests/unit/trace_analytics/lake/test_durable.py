@@ -1,0 +1,60 @@
+"""What a commit names is on the disk before it: files, and the folders that they lie in."""
+
+import os
+
+import pyarrow as pa
+import pytest
+
+from duemq_analytics.lake.aggregates import Aggregates
+from duemq_analytics.lake.commits import Commits
+from duemq_analytics.lake.parquet_files import ParquetFile
+from duemq_analytics.lake.parquet_spans import ParquetSpans
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Says whether a path was made durable."""
+    seen = set()
+    fsync = os.fsync
+
+    def noted(handle):
+        fsync(handle)
+        seen.add(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return lambda path: path.stat().st_ino in seen
+
+
+def test_a_commit_is_found_in_a_folder_that_it_is_the_first_in(tmp_path, synced):
+    folder = tmp_path / "lake" / "_batches"
+    Commits(folder).put("a", {})
+    assert all(map(synced, (folder / "a.json", folder, folder.parent, tmp_path)))
+
+
+def test_a_file_is_found_in_the_first_hour_of_its_day(tmp_path, synced):
+    columns = pa.schema([("a", pa.int64())])
+    path = tmp_path / "lake/spans/date=2026-01-01/hour=00/q-0-0.parquet"
+    file = ParquetFile(path, columns)
+    file.write(pa.table([[1]], schema=columns))
+    file.finish()
+    assert all(map(synced, (path, *list(path.parents)[:5])))
+
+
+class Rows:
+    """As many rows as Spark writes, in a file."""
+
+    def __getattr__(self, name):
+        return self if name == "write" else lambda *_: self
+
+    def parquet(self, path):
+        os.makedirs(path)
+        for name in ("part-00000.zstd.parquet", "_SUCCESS"):
+            with open(f"{path}/{name}", "wb") as file:
+                file.write(b"rows")
+
+
+def test_a_run_s_tables_are(tmp_path, synced):
+    Aggregates(tmp_path, ParquetSpans(tmp_path))._write(Rows(), "minutes", 7)
+    table = tmp_path / "minutes/run=0000000007"
+    assert all(map(synced, (*table.iterdir(), table, table.parent, tmp_path)))
+    assert len(list(table.iterdir())) == 2
