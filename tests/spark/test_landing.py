@@ -65,6 +65,7 @@ def test_each_run_goes_on_where_the_last_one_ended(spark, cluster, tmp_path):
     queues.append(FakeQueue([record(25)]))
     (third,) = land(spark, cluster, tmp_path)
     assert (third.spans, third.undecodable) == (20, 1)
+    assert len({first.plan, second.plan, third.plan, ""}) == 4
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(26))
     table = ParquetSpans(tmp_path)
     assert table.totals() == {"spans": 260, "undecodable": 1}

@@ -3,12 +3,13 @@
     offsets in LAKE/_checkpoint ─► micro-batch ─► files ─► commit in LAKE/_batches ─► checkpoint
 
 Killed anywhere, the next run repeats the micro-batch whose checkpoint is missing, with the same
-offsets, and replaces what it had written.  If the checkpoint itself is lost, a new query begins
-where the commits end.
+offsets: it replaces what was written without a commit, and what has one stays.  If the checkpoint
+itself is lost, a new query begins where the commits end.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ def start(spark: SparkSession, landing: Landing, said: Callable[[Batch], None]) 
 
     def land(messages: DataFrame, number: int) -> None:
         # A file a task and hour: few tasks make few files.
-        batch = table.land(f"{_query_id(checkpoint)}-{number:010}", messages.coalesce(tasks))
-        said(batch)
+        key = f"{_query_id(checkpoint)}-{number:010}"
+        said(table.land(key, messages.coalesce(tasks), plan_of(checkpoint, number)))
 
     writer = (
         spark.readStream.format("duemq")
@@ -84,6 +85,14 @@ def _options(landing: Landing, table: ParquetSpans) -> dict[str, str]:
         "failOnDataLoss": str(landing.fail_on_data_loss).lower(),
         "timeoutSeconds": str(landing.timeout_s),
     }
+
+
+def plan_of(checkpoint: Path, number: int) -> str:
+    """Names the offsets of a micro-batch, which Spark writes down before it runs; "": not found."""
+    try:
+        return hashlib.sha256((checkpoint / "offsets" / str(number)).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
 def _query_id(checkpoint: Path) -> str:

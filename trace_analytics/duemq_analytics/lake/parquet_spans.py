@@ -86,12 +86,15 @@ class ParquetSpans:
                 if not path.name.startswith(f".{_COMPACTED}"):
                     path.unlink(missing_ok=True)
 
-    def land(self, key: str, messages: DataFrame) -> Batch:
+    def land(self, key: str, messages: DataFrame, plan: str = "") -> Batch:
         """See SpanTable."""
+        if not self._repeated and (earlier := self._landed(key, plan)):
+            self._repeated = True
+            return earlier
         write = partial(write_messages, self._lake, key)
         # As rows, not by mapInArrow, which wants pandas: a row is a message of up to 512 spans.
         rows = messages.rdd.mapPartitionsWithIndex(write).collect()
-        batch = _batch_of(key, rows)
+        batch = replace(_batch_of(key, rows), plan=plan)
         if not self._repeated:  # Only the first one of a run can have been begun before.
             self._drop_earlier(batch)
             self._repeated = True
@@ -227,6 +230,14 @@ class ParquetSpans:
             for i, group in enumerate(groups)
         ]
         return [*left, *new], [file.path for group in groups for file in group]
+
+    def _landed(self, key: str, plan: str) -> Batch | None:
+        """The batch of this key, if a run that was killed then has landed all of it."""
+        try:
+            earlier = Batch.of_json(self._commits.get(key))
+        except FileNotFoundError:
+            return None
+        return earlier if plan and earlier.plan == plan else None
 
     def _drop_earlier(self, batch: Batch) -> None:
         """Files of this batch that an earlier attempt, cut into other tasks, has left."""

@@ -41,6 +41,8 @@ class Batch:
     ends: Ends
     """Of the queues that it read."""
     undecodable: int
+    plan: str = ""
+    """Names the messages that it was to be of; "": not told (an older version)."""
 
     @property
     def spans(self) -> int:
@@ -60,6 +62,7 @@ class Batch:
             tuple(content["quarantine"]),
             content["ends"],
             content["undecodable"],
+            content.get("plan", ""),
         )
 
 
@@ -76,10 +79,11 @@ class Compacted:
 class SpanTable(Protocol):
     """Spans as they were landed, and what could not be decoded."""
 
-    def land(self, key: str, messages: DataFrame) -> Batch:
+    def land(self, key: str, messages: DataFrame, plan: str = "") -> Batch:
         """Writes the spans of trace messages (broker, queue, offset, body, store_ts) as one batch.
 
-        All of it or nothing, in place of an earlier batch of this key.
+        All of it or nothing, in place of an earlier batch of this key.  If that is of the same
+        `plan` it stays as it is: what it has landed may be gone from the topic by now.
         """
 
     def batches(self) -> list[Batch]:

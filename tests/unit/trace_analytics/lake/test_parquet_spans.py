@@ -1,6 +1,13 @@
 """What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.lake.commits import Commits
+from duemq_analytics.lake.landing import plan_of
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 
 HOUR = "spans/date=2026-01-01/hour=00"
@@ -24,3 +31,43 @@ def test_a_compaction_drops_the_files_of_one_that_was_killed_before_its_commit(t
     landed = put(tmp_path, "q-0000000002-00000-0.parquet")
     assert table.compact(None, (), None).files_after == 1
     assert (counted.exists(), killed.exists(), landed.exists()) == (True, False, True)
+
+
+class Messages:
+    """A DataFrame of trace messages with a span each, of which one task is made."""
+
+    def __init__(self, *offsets):
+        body = SpanBatch(rows=1, span_ids=b"12345678", start_ns=[10**18]).SerializeToString()
+        stored = datetime(2026, 1, 1, tzinfo=UTC)
+        self.rdd = self
+        self.rows = [("b", 0, offset, body, stored) for offset in offsets]
+
+    def mapPartitionsWithIndex(self, write):
+        return SimpleNamespace(collect=lambda: list(write(0, iter(self.rows))))
+
+
+def test_what_a_killed_run_has_landed_stays_when_the_topic_has_it_no_more(tmp_path):
+    landed = ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1), plan="offsets 0 to 2")
+    again = ParquetSpans(tmp_path)
+    assert again.land("q-0000000001", Messages(), plan="offsets 0 to 2") == landed
+    assert again.land("q-0000000002", Messages(2), plan="offsets 2 to 3").spans == 1
+    table = ParquetSpans(tmp_path)
+    assert table.totals() == {"spans": 3, "undecodable": 0}
+    assert table.ends() == {"b": {"0": 3}}
+    assert all((tmp_path / file.path).exists() for file in table.files())
+
+
+@pytest.mark.parametrize("plans", [("offsets 0 to 2", "offsets 0 to 3"), ("", "")])
+def test_a_batch_that_is_planned_anew_takes_the_place_of_the_earlier_one(tmp_path, plans):
+    ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1), plans[0])
+    ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1, 2), plans[1])
+    assert ParquetSpans(tmp_path).totals()["spans"] == 3
+    assert ParquetSpans(tmp_path).ends() == {"b": {"0": 3}}
+
+
+def test_a_plan_is_what_spark_has_written_down(tmp_path):
+    assert plan_of(tmp_path, 7) == ""
+    (tmp_path / "offsets").mkdir()
+    for number in (7, 8):
+        (tmp_path / "offsets" / str(number)).write_text(f"v1\n{{}}\n{number}")
+    assert plan_of(tmp_path, 7) == plan_of(tmp_path, 7) != plan_of(tmp_path, 8)
