@@ -80,10 +80,19 @@ class ParquetSpans:
         """Whether the batch that a killed run may have begun is behind."""
 
     def drop_unfinished(self) -> None:
-        """Deletes what tasks of a killed landing job have begun and not renamed."""
+        """Deletes what tasks of a killed landing job have written without a commit.
+
+        If its checkpoint is lost, too, nobody would replace it.
+        """
+        there = self.snapshot()
+        quarantine = (path for each in (there.base, *there.batches) for path in each.quarantine)
+        named = {*(file.path for file in there.files), *quarantine}
         for table in _TABLES:
-            for path in (self._lake / table).glob("*/*/.*.parquet.*"):
-                if not path.name.startswith(f".{_COMPACTED}"):
+            hidden = (self._lake / table).glob("*/*/.*.parquet.*")
+            finished = (self._lake / table).glob("*/*/[!.]*.parquet")
+            for path in [*hidden, *finished]:
+                compacted = path.name.lstrip(".").startswith(_COMPACTED)
+                if not compacted and str(path.relative_to(self._lake)) not in named:
                     path.unlink(missing_ok=True)
 
     def land(self, key: str, messages: DataFrame, plan: str = "") -> Batch:

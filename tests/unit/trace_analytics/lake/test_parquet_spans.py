@@ -36,8 +36,9 @@ def test_a_compaction_drops_the_files_of_one_that_was_killed_before_its_commit(t
 class Messages:
     """A DataFrame of trace messages with a span each, of which one task is made."""
 
-    def __init__(self, *offsets):
-        body = SpanBatch(rows=1, span_ids=b"12345678", start_ns=[10**18]).SerializeToString()
+    def __init__(self, *offsets, body=None):
+        spans = SpanBatch(rows=1, span_ids=b"12345678", start_ns=[10**18])
+        body = body or spans.SerializeToString()
         stored = datetime(2026, 1, 1, tzinfo=UTC)
         self.rdd = self
         self.rows = [("b", 0, offset, body, stored) for offset in offsets]
@@ -55,6 +56,17 @@ def test_what_a_killed_run_has_landed_stays_when_the_topic_has_it_no_more(tmp_pa
     assert table.totals() == {"spans": 3, "undecodable": 0}
     assert table.ends() == {"b": {"0": 3}}
     assert all((tmp_path / file.path).exists() for file in table.files())
+
+
+def test_what_a_killed_run_has_written_without_a_commit_is_dropped_by_the_next_one(tmp_path):
+    table = ParquetSpans(tmp_path)
+    (kept,) = table.land("q-0000000001", Messages(0)).files
+    (refused,) = table.land("q-0000000002", Messages(1, body=b"\xff")).quarantine
+    begun = [put(tmp_path, f".{name}.parquet.5e") for name in ("q-0000000003", "compacted-7")]
+    done = [put(tmp_path, f"{name}-00000-0.parquet") for name in ("q-0000000003", "compacted-7")]
+    ParquetSpans(tmp_path).drop_unfinished()
+    assert [path.exists() for path in (*begun, *done)] == [False, True, False, True]
+    assert all((tmp_path / path).exists() for path in (kept.path, refused))
 
 
 @pytest.mark.parametrize("plans", [("offsets 0 to 2", "offsets 0 to 3"), ("", "")])
