@@ -11,7 +11,9 @@ from duemq_analytics.answers.end_to_end import end_to_end, journeys
 from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
 from duemq_analytics.answers.spans_of import frame_spans
+from duemq_analytics.page.waterfalls import KINDS
 from duemq_analytics.source import schema
+from duemq_analytics.waterfall.journeys import PLACES_MAX
 from duemq_analytics.waterfall.places import Place
 
 pytestmark = pytest.mark.spark
@@ -112,6 +114,14 @@ def test_what_a_frame_says_of_its_end_stops_no_look_for_a_message(spark):
     places = [Place("orders", False, "b", 0, offset) for offset in (4, most)]
     found = frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places)
     assert [row["queue_offset"] for row in found.toArrow().to_pylist()] == [0, 4]
+
+
+def test_all_places_of_the_messages_of_a_page_are_looked_at_at_once(spark):
+    rows = [span("store", 1, queue=0, queue_offset=0, broker="b", batch_count=9)]
+    places = [
+        Place("orders", False, "b", 0, offset) for offset in range(sum(KINDS.values()) * PLACES_MAX)
+    ]
+    assert frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places).count() == 1
 
 
 def test_end_to_end_is_from_the_send_to_the_first_callback_of_each_group(spark):

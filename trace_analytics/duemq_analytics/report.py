@@ -31,9 +31,9 @@ from duemq_analytics.page.tables import ROWS_MAX
 from duemq_analytics.page.waterfalls import chosen
 from duemq_analytics.progress import Progress
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import contexts_of
+from duemq_analytics.waterfall.journeys import contexts_of, places_to_look_at
 from duemq_analytics.waterfall.journeys import journeys as of_messages
-from duemq_analytics.waterfall.places import Span, places_of
+from duemq_analytics.waterfall.places import Span
 from duemq_analytics.waterfall.spans_of import frame_spans, own_spans
 
 Row = dict[str, Any]
@@ -176,7 +176,8 @@ def spans_of(spans: DataFrame, examples: Sequence[Row]) -> Mapping[str, Sequence
         return {}
     own = own_spans(spans, ids).toArrow().to_pylist()
     contexts = {context for each in contexts_of(own).values() for context in each}
-    frames = frame_spans(spans, contexts, places_of(own)).toArrow().to_pylist() if own else []
+    places = places_to_look_at(own)
+    frames = frame_spans(spans, contexts, places).toArrow().to_pylist() if own else []
     return of_messages(own, frames)
 
 

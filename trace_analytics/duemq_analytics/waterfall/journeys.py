@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from duemq_analytics.waterfall.message_spans import contexts, is_of
-from duemq_analytics.waterfall.places import Context, Span, places_of
+from duemq_analytics.waterfall.places import Context, Place, Span, places_of
+
+PLACES_MAX = 10
+"""Of a message, that its frames are looked for by.  More has only one whose id others have, too."""
 
 
 def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:
@@ -14,6 +17,15 @@ def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:
     for span in own:
         found.setdefault(span["message_id"], set()).update(contexts(span))
     return found
+
+
+def places_to_look_at(own: Iterable[Span]) -> list[Place]:
+    """Where the messages lay, from spans that have their ids; of each the first PLACES_MAX."""
+    messages: dict[str, list[Span]] = {}
+    for span in sorted(own, key=lambda span: span["start_ns"]):
+        messages.setdefault(span["message_id"], []).append(span)
+    found = [list(places_of(spans))[:PLACES_MAX] for spans in messages.values()]
+    return list(dict.fromkeys(place for places in found for place in places))
 
 
 def journeys(own: Sequence[Span], frames: Sequence[Span]) -> Mapping[str, list[Span]]:

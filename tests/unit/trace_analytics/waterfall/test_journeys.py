@@ -1,5 +1,10 @@
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import contexts_of, journeys
+from duemq_analytics.waterfall.journeys import (
+    PLACES_MAX,
+    contexts_of,
+    journeys,
+    places_to_look_at,
+)
 
 TRACE, OTHER = "0a" * 16, "0b" * 16
 
@@ -49,3 +54,14 @@ def test_a_message_s_contexts_are_its_sending_or_what_its_calls_name():
         "m2": {(TRACE, "s2")},
         "m3": {(TRACE, "s3")},
     }
+
+
+def test_an_id_that_many_have_takes_no_places_from_others():
+    place = {"topic": "orders", "broker": "b", "queue": 0}
+    many = [
+        span("send", at, f"s{at}", message_id="m1", queue_offset=at, **place) for at in range(99)
+    ]
+    one = span("process", 200, "p", message_id="m2", queue_offset=7_000, **place)
+    twice = [*reversed(many), one, one | {"message_id": "m3"}]
+    found = [each.offset for each in places_to_look_at(twice)]
+    assert found == [*range(PLACES_MAX), 7_000]
