@@ -75,8 +75,8 @@ def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:
 
     Queues that a JSON of offsets does not name are read from the earliest to the latest.
     """
-    _require_known("startingOffsets", options.starting, queues)
-    _require_known("endingOffsets", options.ending, queues)
+    _require_known("startingOffsets", options.starting, queues, options)
+    _require_known("endingOffsets", options.ending, queues, options)
     found = []
     for queue in sorted(queues, key=lambda bounds: (bounds.broker, bounds.queue)):
         start = _resolve("startingOffsets", options.starting, EARLIEST, queue, options)
@@ -89,9 +89,19 @@ def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:
 
 
 def starts(queues: Sequence[QueueBounds], options: Options) -> dict[tuple[str, int], int]:
-    """Where reading begins, of each queue; raises OffsetOutOfRange where offsets are gone."""
-    _require_known("startingOffsets", options.starting, queues)
-    return {
+    """Where reading begins, of each queue; raises OffsetOutOfRange where offsets are gone.
+
+    A broker that may be away keeps the places that it was given: it may come back.
+    """
+    _require_known("startingOffsets", options.starting, queues, options)
+    named = {} if isinstance(options.starting, str) else options.starting
+    found = {
+        (broker, queue): offset
+        for broker, offsets in named.items()
+        for queue, offset in offsets.items()
+        if isinstance(offset, int)
+    }
+    return found | {
         (queue.broker, queue.queue): _resolve(
             "startingOffsets", options.starting, EARLIEST, queue, options
         )
@@ -127,15 +137,23 @@ def partitions(found: Iterable[QueueRange], records_max: int) -> list[QueueRange
     return pieces
 
 
-def _require_known(name: str, positions: Positions, queues: Sequence[QueueBounds]) -> None:
+def _require_known(
+    name: str, positions: Positions, queues: Sequence[QueueBounds], options: Options
+) -> None:
+    """Of a broker that is not there, with `failOnDataLoss=false` only warns."""
     if isinstance(positions, str):
         return
     known = {(queue.broker, queue.queue) for queue in queues}
+    brokers = {queue.broker for queue in queues}
     for broker, offsets in positions.items():
+        if broker not in brokers and not options.fail_on_data_loss:
+            _logger.warning("option %s: broker %r is not there: it is left out", name, broker)
+            continue
         for queue in offsets:
             if (broker, queue) not in known:
                 raise InvalidArgument(
-                    f"option {name}: the topic has no queue {queue} on broker {broker!r}",
+                    f"option {name}: the topic has no queue {queue} on broker {broker!r}"
+                    + ("" if broker in brokers else " (failOnDataLoss=false reads the others)"),
                     field=name,
                     value=f"{broker}/{queue}",
                     limit=", ".join(f"{b}/{q}" for b, q in sorted(known)[:20]),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,15 @@ def test_on_request_lost_offsets_are_left_out_with_a_warning(caplog):
 def test_offsets_of_an_unknown_queue_are_refused(broker):
     with pytest.raises(InvalidArgument, match=f"no queue 7 on broker '{broker}'"):
         ranges(QUEUES, Options("t", starting={broker: {7: 3}}))
+
+
+def test_offsets_of_a_broker_that_may_be_lost_are_left_out_with_a_warning(caplog):
+    lenient = Options("t", starting={"b9": {7: 3}}, ending={"b9": {7: 9}}, fail_on_data_loss=False)
+    assert ranges(QUEUES, lenient) == ranges(QUEUES, Options("t"))
+    for name in ("startingOffsets", "endingOffsets"):
+        assert f"option {name}: broker 'b9' is not there" in caplog.text
+    with pytest.raises(InvalidArgument, match="no queue 7 on broker 'b0'"):
+        ranges(QUEUES, replace(lenient, starting={"b0": {7: 3}}))
 
 
 def test_a_lost_broker_fails_the_read_and_is_named():

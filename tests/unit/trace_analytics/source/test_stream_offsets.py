@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duemq.errors import OffsetOutOfRange, TopicReplaced
+from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicReplaced
 from duemq_analytics.options import Options
 from duemq_analytics.source import stream_offsets
 from duemq_analytics.source.plan import QueueBounds
@@ -71,6 +71,19 @@ def test_a_broker_that_is_away_keeps_its_place():
     assert stream_offsets.latest(start, QUEUES[:1], None, TOPIC) == offsets(b0_2=12, b1_0=50)
     with pytest.raises(OffsetOutOfRange, match="t/2 on broker 'b0' is not there: 12 to 30"):
         stream_offsets.between(start, offsets(b0_2=30, b1_0=7), QUEUES[:1], TOPIC)
+
+
+def test_a_query_that_begins_while_a_broker_is_away_has_it_from_its_place_on():
+    named = {"b0": {2: 12, 10: 5}, "b1": {0: 7, 1: "latest"}}
+    lenient = replace(TOPIC, fail_on_data_loss=False, starting=named)
+    start = stream_offsets.initial(QUEUES[1:], lenient)
+    assert start["b1"] == {"topic_id": 0, "queues": {"0": 7}}
+    end = stream_offsets.latest(start, QUEUES[1:], None, lenient)
+    following = stream_offsets.latest(end, QUEUES, None, lenient)
+    (piece,) = stream_offsets.between(end, following, QUEUES, lenient)
+    assert (piece.broker, piece.queue, piece.start, piece.end) == ("b1", 0, 7, 50)
+    with pytest.raises(InvalidArgument, match=r"no queue 0 on broker 'b1' .*failOnDataLoss=false"):
+        stream_offsets.initial(QUEUES[1:], replace(TOPIC, starting=named))
 
 
 def test_a_new_queue_whose_broker_goes_away_is_not_passed_over(caplog):
