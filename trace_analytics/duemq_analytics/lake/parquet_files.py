@@ -22,14 +22,17 @@ ROWS_PER_GROUP = 131_072
 _NO_DICTIONARY = frozenset({"trace_id", "span_id", "parent_span_id", "message_id", "start_ns"})
 
 
+_FOLDER_TRIES = 5
+
+
 class ParquetFile:
     """One file that is being written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.rows = 0
         self._path = path
-        make_folder(path.parent)
         self._hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        _create(self._hidden)
         self._writer = parquet.ParquetWriter(
             self._hidden,
             schema,
@@ -64,6 +67,19 @@ class ParquetFile:
             pass  # it writes to the end of the file, and the disk may be full
         finally:
             self._hidden.unlink(missing_ok=True)
+
+
+def _create(path: Path) -> None:
+    """An empty file in its folder, which a compaction may just be removing because it is empty."""
+    for left in reversed(range(_FOLDER_TRIES)):
+        try:
+            make_folder(path.parent)
+            path.touch()
+        except FileNotFoundError:
+            if not left:
+                raise
+        else:
+            return
 
 
 def merged(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from duemq.v1.trace_pb2 import SpanBatch
-from duemq_analytics.lake import span_writer
+from duemq_analytics.lake import parquet_files, span_writer
 from duemq_analytics.lake.span_writer import hour_folder, write_messages
 from duemq_analytics.source import schema
 
@@ -93,6 +93,24 @@ def test_a_task_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="gone"):
         list(write_messages(tmp_path, "k", 0, messages()))
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("times", [1, 4, 5])
+def test_an_hour_that_a_compaction_just_removes_is_made_again(tmp_path, monkeypatch, times):
+    left = [times]
+
+    def made(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if left[0]:
+            left[0] -= 1
+            folder.rmdir()
+
+    monkeypatch.setattr(parquet_files, "make_folder", made)
+    if times == 5:  # not for ever
+        with pytest.raises(FileNotFoundError):
+            written(tmp_path, body(T0_NS))
+    else:
+        assert [row["kind"] for row in written(tmp_path, body(T0_NS))] == ["spans", "read"]
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
