@@ -9,7 +9,6 @@ itself is lost, a new query begins where the commits end.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +17,10 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from duemq_analytics.lake.checkpoints import CHECKPOINT, plan_of, query_of
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_table import Batch
 from duemq_analytics.lake.span_writer import MESSAGES_SCHEMA
-
-CHECKPOINT = "_checkpoint"
 
 MESSAGES_PER_TRIGGER = 10_000
 """Of the trace topic in one micro-batch; each holds up to 512 spans."""
@@ -56,7 +54,7 @@ def start(spark: SparkSession, landing: Landing, said: Callable[[Batch], None]) 
 
     def land(messages: DataFrame, number: int) -> None:
         # A file a task and hour: few tasks make few files.
-        key = f"{_query_id(checkpoint)}-{number:010}"
+        key = f"{query_of(checkpoint)}-{number:010}"
         said(table.land(key, messages.coalesce(tasks), plan_of(checkpoint, number)))
 
     writer = (
@@ -85,17 +83,3 @@ def _options(landing: Landing, table: ParquetSpans) -> dict[str, str]:
         "failOnDataLoss": str(landing.fail_on_data_loss).lower(),
         "timeoutSeconds": str(landing.timeout_s),
     }
-
-
-def plan_of(checkpoint: Path, number: int) -> str:
-    """Names the offsets of a micro-batch, which Spark writes down before it runs; "": not found."""
-    try:
-        return hashlib.sha256((checkpoint / "offsets" / str(number)).read_bytes()).hexdigest()
-    except FileNotFoundError:
-        return ""
-
-
-def _query_id(checkpoint: Path) -> str:
-    """Names a checkpoint's batches: another checkpoint counts them from 0 again."""
-    metadata = json.loads((checkpoint / "metadata").read_text(encoding="utf-8"))
-    return str(metadata["id"])[:8]

@@ -24,6 +24,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from duemq.errors import Unavailable
+from duemq_analytics.lake.checkpoints import CHECKPOINT, query_of
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_files import ParquetFile, merged
 from duemq_analytics.lake.span_table import Batch, Compacted, Ends, File, merged_ends
@@ -169,8 +170,10 @@ class ParquetSpans:
         self._drop_uncommitted(base.compactions + 1)
         batches = self.batches()
         newest = {_query(batch.key): batch.key for batch in batches}
-        # The newest batch of a query may be written again after a crash.
-        taken = [b for b in batches if b.key in settled and b.key != newest[_query(b.key)]]
+        # The newest batch of a query may be written again after a crash, if its checkpoint is
+        # there: of one that was lost there is another query's now.
+        again = {key for query, key in newest.items() if self._may_go_on(query)}
+        taken = [b for b in batches if b.key in settled and b.key not in again]
         before = [*base.files, *(file for batch in taken for file in batch.files)]
         quarantine = [*base.quarantine, *(path for batch in taken for path in batch.quarantine)]
         kept = [file for file in before if not _expired(file.path, keep_from)]
@@ -190,6 +193,13 @@ class ParquetSpans:
         self._commits.put(_BASE, asdict(base))
         self._cleaned(base)
         return Compacted(len(before), len(after), len(expired))
+
+    def _may_go_on(self, query: str) -> bool:
+        """Whether it may land further batches."""
+        try:
+            return query == query_of(self._lake / CHECKPOINT)
+        except FileNotFoundError:
+            return True
 
     def _drop_uncommitted(self, number: int) -> None:
         """Files of a compaction that was killed before its commit, finished or not."""

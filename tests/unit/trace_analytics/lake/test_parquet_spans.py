@@ -1,13 +1,14 @@
 """What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
+import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 
 from duemq.v1.trace_pb2 import SpanBatch
+from duemq_analytics.lake.checkpoints import plan_of
 from duemq_analytics.lake.commits import Commits
-from duemq_analytics.lake.landing import plan_of
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 
 HOUR = "spans/date=2026-01-01/hour=00"
@@ -83,3 +84,21 @@ def test_a_plan_is_what_spark_has_written_down(tmp_path):
     for number in (7, 8):
         (tmp_path / "offsets" / str(number)).write_text(f"v1\n{{}}\n{number}")
     assert plan_of(tmp_path, 7) == plan_of(tmp_path, 7) != plan_of(tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "left"), [("new", ["new-1"]), (None, ["new-1", "old-1"])], ids=str
+)
+def test_the_last_batch_of_a_lost_checkpoint_expires_too(tmp_path, checkpoint, left):
+    table = ParquetSpans(tmp_path)
+    landed = [
+        table.land(key, Messages(i)) for i, key in enumerate(["old-0", "old-1", "new-0", "new-1"])
+    ]
+    if checkpoint:
+        (tmp_path / "_checkpoint").mkdir()
+        (tmp_path / "_checkpoint/metadata").write_text(json.dumps({"id": checkpoint}))
+    settled = {batch.key for batch in landed}
+    done = table.compact(None, settled, datetime(2100, 1, 1, tzinfo=UTC))
+    assert done.expired == 4 - len(left)
+    assert [batch.key for batch in table.batches()] == left
+    assert len(list(tmp_path.glob("spans/*/*/*.parquet"))) == len(left)
