@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ class ParquetSpans:
         If its checkpoint is lost, too, nobody would replace it.
         """
         there = self.snapshot()
-        quarantine = (path for each in (there.base, *there.batches) for path in each.quarantine)
-        named = {*(file.path for file in there.files), *quarantine}
+        refused = [there.base.quarantine, *(batch.quarantine for batch in there.batches)]
+        named = {*(file.path for file in there.files), *chain.from_iterable(refused)}
         for table in _TABLES:
             hidden = (self._lake / table).glob("*/*/.*.parquet.*")
             finished = (self._lake / table).glob("*/*/[!.]*.parquet")
