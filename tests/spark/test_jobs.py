@@ -10,11 +10,11 @@ from duemq_analytics.answers.buckets import WHOLE_S, bucketed
 from duemq_analytics.answers.end_to_end import end_to_end, journeys
 from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
-from duemq_analytics.answers.spans_of import frame_spans
 from duemq_analytics.page.waterfalls import KINDS
 from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import PLACES_MAX
 from duemq_analytics.waterfall.places import Place
+from duemq_analytics.waterfall.spans_of import frame_spans
 
 pytestmark = pytest.mark.spark
 
