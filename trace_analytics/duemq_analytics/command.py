@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from duemq_analytics.options import OFFSETS_PER_TRIGGER_LIMIT
 from duemq_analytics.show_command import show
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
@@ -64,11 +65,24 @@ def report(
 @click.option("--once", is_flag=True, help="Land what is there now, then end.")
 @click.option("--every", metavar="TIME", help="Look for new spans so often (1m), until SIGTERM.")
 @click.option(
+    "--messages-per-batch",
+    "messages",
+    type=click.IntRange(1, OFFSETS_PER_TRIGGER_LIMIT),
+    help="Trace messages (512 spans each) that are landed at a time (10,000).",
+)
+@click.option(
     "--skip-lost", is_flag=True, help="Go on where messages were deleted or a broker is lost."
 )
 @session_options
 @pass_session
-def land(session: Session, output: str, once: bool, every: str | None, skip_lost: bool) -> int:
+def land(
+    session: Session,
+    output: str,
+    once: bool,
+    every: str | None,
+    messages: int | None,
+    skip_lost: bool,
+) -> int:
     """Land the spans of %TRACE% in a lake, each exactly once, by date and hour (Parquet).
 
     Goes on where the last run ended, however it ended.
@@ -82,6 +96,7 @@ def land(session: Session, output: str, once: bool, every: str | None, skip_lost
         raise click.UsageError("--once and --every exclude each other")
     arguments = ["--output", output, *(["--once"] if once else [])]
     arguments += ["--every", every] if every else []
+    arguments += ["--messages-per-batch", str(messages)] if messages else []
     arguments += ["--skip-lost"] if skip_lost else []
     return _job(session, "land", ["--nameserver", session.nameserver, *arguments])
 

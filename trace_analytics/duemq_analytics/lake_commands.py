@@ -16,7 +16,7 @@ from duemq.errors import InvalidArgument, Rejected
 from duemq.protocol import due
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.settings import default_nameserver
-from duemq_analytics import output, session
+from duemq_analytics import options, output, session
 from duemq_analytics.failures import cause
 from duemq_analytics.progress import Progress, tasks_of
 
@@ -76,7 +76,7 @@ def add_land(commands: Any) -> None:
     )
     parser.add_argument(
         "--messages-per-batch",
-        type=int,
+        type=messages_per_batch,
         default=MESSAGES_PER_BATCH,
         metavar="N",
         help="trace messages (512 spans each) that are landed at a time (default: %(default)s)",
@@ -129,6 +129,14 @@ def every_s(text: str) -> float:
     if milliseconds < EVERY_MS_MIN:
         raise argparse.ArgumentTypeError(f"{text!r} is shorter than {EVERY_MS_MIN} ms")
     return milliseconds / 1_000
+
+
+def messages_per_batch(text: str) -> int:
+    """A number of trace messages; for argparse."""
+    try:
+        return options.integer("messages-per-batch", text, options.OFFSETS_PER_TRIGGER_LIMIT)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(error.message) from None
 
 
 def land(arguments: argparse.Namespace, scratch: Path) -> int:

@@ -1,11 +1,14 @@
 """The command without Spark: what it says of failures, and how it takes paths."""
 
 import io
+import os
 
 import pytest
+from click.testing import CliRunner
 
 from duemq_analytics import __main__ as command
 from duemq_analytics import failures, output
+from duemq_analytics.command import trace
 from duemq_analytics.progress import Progress, bar
 
 JAVA = """An error occurred while calling o198.getResult.
@@ -47,6 +50,30 @@ def test_damaged_parquet_is_found_before_spark_starts(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trace report: --spans: ")
     assert "part.parquet" in line
+
+
+def test_what_the_job_takes_duemq_takes_too(tmp_path, monkeypatch):
+    became = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environment: became.extend(arguments))
+    given = ["--once", "--messages-per-batch", "12", "--skip-lost", "--output", str(tmp_path)]
+    CliRunner().invoke(trace, ["land", *given], catch_exceptions=False)
+    job = command._parser().parse_args(became[3:])
+    assert (job.command, job.once, job.messages_per_batch, job.skip_lost) == (
+        "land",
+        True,
+        12,
+        True,
+    )
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "1000000001", "x"])
+def test_a_wrong_number_of_messages_is_told_before_spark_starts(number, tmp_path, capsys):
+    given = ["land", "--output", str(tmp_path), "--messages-per-batch", number]
+    with pytest.raises(SystemExit) as ended:
+        command.main(given)
+    assert ended.value.code == 2
+    assert f"'{number}' is not a whole number from 1 to 1,000,000,000" in capsys.readouterr().err
+    assert CliRunner().invoke(trace, given).exit_code == 2
 
 
 @pytest.mark.parametrize(
