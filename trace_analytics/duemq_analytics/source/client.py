@@ -7,6 +7,7 @@ worker that uses it: channels do not survive a fork or a pickle.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,10 @@ class QueueClient(Closing):
         return found
 
     def _store_ms(self, topic: str, queue: QueueBounds, offset: int) -> int:
-        """Of a record; of one that a log has lost that of the next, 0 of one that is gone."""
+        """Of a record; of one that a log has lost that of the next, 0 of one that is gone.
+
+        Where nothing is answered nothing may be passed over: what is read from there tells.
+        """
         wanted = QueueRange(
             queue.broker, queue.address, queue.queue, offset, queue.past, queue.topic_id
         )
@@ -117,7 +121,7 @@ class QueueClient(Closing):
             answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
         except OffsetOutOfRange:  # retention was faster: it is older than all that is there
             return 0
-        return answer.run_store_ms[0] if answer.run_store_ms else 0
+        return answer.run_store_ms[0] if answer.run_store_ms else sys.maxsize
 
     def read(
         self, topic: str, wanted: QueueRange, *, fail_on_data_loss: bool = True

@@ -89,3 +89,14 @@ def test_what_is_gone_by_now_is_older_than_any_moment():
     queue = QueueBounds("b", "h:1", 1, 0, 10)
     with Overtaken(6) as client:
         assert client.starts_since("t", [queue], since_ms=1) == {"b": {"1": 6}}
+
+
+def test_where_a_log_has_lost_its_end_nothing_in_front_of_it_is_passed_over(monkeypatch):
+    queue = QueueBounds("b", "h:1", 1, 0, 10)
+    with Overtaken(0) as client:
+        pull = client._pull
+        monkeypatch.setattr(
+            client, "_pull", lambda *a, **k: pull(*a, **k) if a[2] < 4 else QueueRecords()
+        )
+        assert client.starts_since("t", [queue], since_ms=1) == {"b": {"1": 0}}
+        assert client.starts_since("t", [queue], since_ms=2) == {"b": {"1": 4}}
