@@ -12,6 +12,7 @@ from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerSt
 from duemq.errors import MissingBroker, PartialAnswer
 from duemq_cli.commands.timer.changing import cancel, fire, move, reschedule, shift
 from duemq_cli.commands.timer.holding import hold, holds, resume
+from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.histogram import COLUMNS, histogram_rows
 from duemq_cli.session import Session, known, pass_session, session_options
@@ -113,7 +114,7 @@ def get(session: Session, /, handles: tuple[str, ...]) -> Exit:
 
 @timer.command("list")
 @click.option("--topic", required=True, help="Of this topic.")
-@click.option("--key-prefix", default="", metavar="P", help="Whose timer_key begins so.")
+@key_prefix_option
 @click.option("--from", "since", metavar="TIME", callback=moment(), help="Due then or later.")
 @click.option("--to", "until", metavar="TIME", callback=moment(), help="Due before.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most.")

@@ -13,6 +13,7 @@ from duemq.errors import DuemqError
 from duemq_cli import completion, times
 from duemq_cli.commands.offsets import dry_run_option
 from duemq_cli.commands.timer import bulk
+from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options, yes_option
 from duemq_cli.text import local_time
@@ -31,8 +32,7 @@ def _time_options(command: F) -> F:
 
 def _which_options(command: F) -> F:
     """Adds what a bulk change is about."""
-    option = click.option("--key-prefix", metavar="P", help="Whose timer_key begins so.")
-    return option(_time_options(command))
+    return key_prefix_option(_time_options(command))
 
 
 _topic = click.option(
@@ -54,7 +54,7 @@ def cancel(
     topic: str | None,
     keys: tuple[str, ...],
     all_: bool,
-    key_prefix: str | None,
+    key_prefix: str,
     since: str | None,
     until: str | None,
     dry_run: bool,
@@ -77,16 +77,16 @@ def cancel(
       duemq timer cancel --topic reminders --key-prefix customer-7/ --dry-run
       duemq timer cancel --topic reminders --all --from 2030-01-31T09:00:00Z --yes
     """
-    if all_ or key_prefix is not None:
-        if topic is None or handles or keys or (all_ and key_prefix is not None):
+    if all_ or key_prefix:
+        if topic is None or handles or keys or (all_ and key_prefix):
             raise click.UsageError("--all and --key-prefix go with --topic, and neither with both.")
-        prefix, name = key_prefix or "", topic
+        name = topic
         return bulk.change(
             session,
             "Cancel",
             "cancelled",
             lambda admin, dry: admin.cancel_pending(
-                name, key_prefix=prefix, since=since, until=until, dry_run=dry
+                name, key_prefix=key_prefix, since=since, until=until, dry_run=dry
             ),
             dry_run=dry_run,
             yes=yes,
@@ -114,7 +114,7 @@ def shift(
     session: Session,
     topic: str,
     by: str,
-    key_prefix: str | None,
+    key_prefix: str,
     since: str | None,
     until: str | None,
     dry_run: bool,
@@ -136,7 +136,7 @@ def shift(
         f"Shift by {by}",
         "shifted",
         lambda admin, dry: admin.shift_pending(
-            topic, by, key_prefix=key_prefix or "", since=since, until=until, dry_run=dry
+            topic, by, key_prefix=key_prefix, since=since, until=until, dry_run=dry
         ),
         dry_run=dry_run,
         yes=yes,
