@@ -178,6 +178,10 @@ async def test_a_topic_s_timers_are_listed_in_due_order(cluster: Cluster, tmp_pa
         assert rows(done)[0].keys() == {"handle", "timer_key", "topic", "key", "due_ms", "state"}
         shown = await run(cluster.nameserver, "timer", "list", "--topic", TOPIC)
         assert shown.exit_code == Exit.OK
+        few = ("timer", "list", "--topic", TOPIC, "--limit")
+        assert "more than 3: " in (await run(cluster.nameserver, *few, "3")).stderr
+        whole = await run(cluster.nameserver, *few, str(len(expected)))
+        assert "more than" not in whole.stderr
 
 
 async def test_a_list_without_a_shard_says_so(cluster: Cluster, tmp_path: Path) -> None:

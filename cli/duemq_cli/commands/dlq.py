@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, TypeVar
 
 import click
@@ -86,14 +85,13 @@ def list_letters(
         # One that is named is shown whatever became of it.
         resent = None if everything or wanted["message_id"] else False
         letters = admin.dead_letters(group, limit=limit + 1, resent=resent, **wanted)
-        found, away = _taken(letters, limit + 1)
+        found, away = _taken(letters)
     if session.json:
         output.table((), (_fields(group, each, body=False) for each in found[:limit]), empty="")
     else:
         columns = ("died", "id", "topic", "key", "tag", "deliveries", "resent", "error")
         output.table(columns, map(_row, found[:limit]), empty="no dead letters")
-    if len(found) > limit:
-        output.note(f"there are more than {limit}: raise --limit, or choose")
+    _say_if_more(session, found, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -116,11 +114,12 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
       duemq dlq show billing --id 5f0c…
     """
     with session.admin() as admin:
-        found, away = _taken(admin.dead_letters(group, limit=limit, **wanted), limit)
-    for letter in found:
+        found, away = _taken(admin.dead_letters(group, limit=limit + 1, **wanted))
+    for letter in found[:limit]:
         session.output.record(_fields(group, letter), "\n".join(_story(letter)))
     if not found:
         session.output.note("no such dead letter")
+    _say_if_more(session, found, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -245,11 +244,16 @@ class _Sent:
         }
 
 
-def _taken(letters: Iterator[Letter], limit: int) -> tuple[list[Letter], DuemqError | None]:
+def _say_if_more(session: Session, found: list[Letter], limit: int) -> None:
+    if len(found) > limit:
+        session.output.note(f"there are more than {limit}: raise --limit, or choose")
+
+
+def _taken(letters: Iterator[Letter]) -> tuple[list[Letter], DuemqError | None]:
     """What came, and what ended it before all had come."""
     found: list[Letter] = []
     try:
-        for letter in islice(letters, limit):
+        for letter in letters:
             found.append(letter)  # noqa: PERF402  # kept when the next one fails
     except DuemqError as error:
         if not found:

@@ -135,16 +135,20 @@ def list_(session: Session, /, topic: str, key_prefix: str, limit: int, **times:
     missing: tuple[MissingBroker, ...] = ()
     with session.admin() as admin:
         try:
-            found = admin.list_timers(topic, key_prefix=key_prefix, limit=limit, **times)
+            found = admin.list_timers(topic, key_prefix=key_prefix, limit=limit + 1, **times)
             rows.extend(map(_timer_row, found))
         except PartialAnswer as error:
             missing = error.missing
+    more = len(rows) > limit
+    del rows[limit:]
     if session.json:
         session.output.table((), rows, empty="")
     else:
         shown = ({**row, "due": local_time(row["due_ms"])} for row in rows)
         columns = ("due", "state", "timer_key", "key", "handle")
         session.output.table(columns, shown, empty="no delayed messages")
+    if more:
+        session.output.note(f"there are more than {limit}: raise --limit, or choose")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 

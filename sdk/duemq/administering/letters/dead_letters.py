@@ -158,15 +158,9 @@ class DeadLetters(Topics, Groups):
         """
         page: list[Letter] = []
         size, left = 0, selection.limit or -1
-        away: Unavailable | None = None
-        async with aclosing(self._letters(selection)) as letters:
-            while left:
-                try:
-                    letter = await anext(letters, None)
-                except Unavailable as error:
-                    letter, away = None, error
-                if letter is None:
-                    break
+        missing: list[MissingBroker] = []
+        async with aclosing(self._letters(selection, missing)) as letters:
+            while left and (letter := await anext(letters, None)) is not None:
                 page.append(letter)
                 size += len(letter.body)
                 left -= 1
@@ -175,13 +169,17 @@ class DeadLetters(Topics, Groups):
                     page, size = [], 0
         if page:
             yield page
-        if away is not None:
-            raise away
+        by_name = {each.name: each for each in missing}
+        # What the others have was handed out.
+        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
 
-    async def _letters(self, selection: Selection) -> AsyncGenerator[Letter, None]:
-        """Of all brokers, merged; Unavailable after the last."""
+    async def _letters(
+        self, selection: Selection, missing: list[MissingBroker]
+    ) -> AsyncGenerator[Letter, None]:
+        """Of all brokers, merged; who does not answer joins `missing`."""
         request = selection.request()
-        ends, missing = await self._ends(selection.group)
+        ends, away = await self._ends(selection.group)
+        missing += away
         streams = [
             self._at(broker, request, ends[broker], selection.resent, missing)
             for broker in sorted(ends)
@@ -205,9 +203,6 @@ class DeadLetters(Topics, Groups):
         finally:
             for stream in streams:
                 await stream.aclose()
-        by_name = {each.name: each for each in missing}
-        # What the others have was handed out.
-        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
 
     async def _ends(self, group: str) -> tuple[dict[str, dict[int, int]], list[MissingBroker]]:
         """Broker → queue → offset past its last dead letter; and who does not answer."""
