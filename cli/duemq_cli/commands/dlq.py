@@ -188,6 +188,9 @@ def resend(
                     sent.note(letter, outcome)
                     advance(1)
 
+                session.interruption.left = lambda: (
+                    f"{tally}; some more may be, which --new leaves out"
+                )
                 _, missing = known(
                     lambda: admin.resend_dead_letters(
                         group, to_topic=to_topic, on_sent=on_sent, **wanted
