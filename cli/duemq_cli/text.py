@@ -10,8 +10,10 @@ from typing import Any
 from rich.cells import cell_len
 
 # What moves the cursor, changes colours or hides text: control characters, and those that turn the
-# direction of writing.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+# direction of writing.  And what cannot be written: bytes of the command line that are no text.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]"
+)
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 

@@ -19,6 +19,7 @@ from duemq_cli.exits import Exit
 from duemq_cli.output import one_line
 from duemq_cli.printing import message_fields
 from duemq_cli.session import Session, known, pass_session, session_options
+from duemq_cli.streams import is_terminal
 from duemq_cli.text import body_text, local_time, printable
 from duemq_cli.times import moment
 
@@ -172,7 +173,7 @@ def resend(
         raise click.UsageError("Choose by --id, --key, --since, --until, or say --all.")
     output = session.output
     wanted["resent"] = False if new else None
-    quiet = quiet or (not session.json and not wanted["message_id"] and sys.stdout.isatty())
+    quiet = quiet or (not session.json and not wanted["message_id"] and is_terminal(sys.stdout))
     tally = Tally(output, quiet=quiet and not dry_run, verb="sent again")
     sent = _Sent(tally, group)
     session.interruption.left = lambda: str(tally)

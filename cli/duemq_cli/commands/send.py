@@ -24,6 +24,7 @@ from duemq_cli.exits import Exit
 from duemq_cli.inputs import Entry
 from duemq_cli.output import Output
 from duemq_cli.session import Session, pass_session, session_options
+from duemq_cli.streams import input_bytes, is_terminal
 from duemq_cli.text import local_time
 
 # Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
@@ -144,7 +145,7 @@ def send(
     """
     _check_sources(body, file)
     template = _template(topic, options, properties)
-    quiet = quiet or (file is not None and not session.json and sys.stdout.isatty())
+    quiet = quiet or (file is not None and not session.json and is_terminal(sys.stdout))
     tally = Tally(session.output, quiet=quiet, verb="sent")
     sender = _Sender(tally, topic, keyed=template.keyed)
     session.interruption.left = sender.left
@@ -311,7 +312,7 @@ def named_properties(pairs: tuple[str, ...]) -> dict[str, str]:
 @contextmanager
 def _opened(output: Output, body: str | None, file: Path | None) -> Iterator[Iterator[Entry]]:
     if body == "-":
-        yield inputs.from_lines(inputs.counted(sys.stdin.buffer, lambda size: None))
+        yield inputs.from_lines(inputs.counted(input_bytes(), lambda size: None))
     elif file is not None:
         size = file.stat().st_size
         with (
