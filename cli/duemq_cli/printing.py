@@ -70,11 +70,15 @@ def message_fields(message: Message) -> dict[str, Any]:
         fields["timer_key"] = message.timer_key
     if message.retry is not None:
         fields["retry"] = message.retry._asdict()
+    return fields | body_fields(message.body)
+
+
+def body_fields(body: bytes) -> dict[str, str | None]:
+    """A body as `--json` prints it: one that is no UTF-8 text is in body_base64, and body null."""
     try:
-        fields["body"] = message.body.decode()
+        return {"body": body.decode()}
     except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
+        return {"body": None, "body_base64": base64.b64encode(body).decode()}
 
 
 def message_line(message: Message) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from duemq import Admin, DuemqError, Receipt
-from duemq.administering.letters.resending import Letter
+from duemq.administering.letters.resending import Letter, target_of
 from duemq.errors import MissingBroker, PartialAnswer, TopicNotFound
 from duemq.protocol.names import dead_letter_topic
 from duemq_cli import completion
@@ -217,7 +217,11 @@ class _Sent:
         """A dry run; answers the brokers that are away."""
         try:
             for letter in letters:
-                topic = to_topic or letter.topic
+                try:
+                    topic = target_of(letter, to_topic)
+                except DuemqError as error:
+                    self._tally.fail(self._named(letter), letter.message_id, error)
+                    continue
                 row = {**self._named(letter), "topic": topic}
                 self._tally.add(row, f"{printable(letter.message_id)}  → {topic}")
         except PartialAnswer as error:
