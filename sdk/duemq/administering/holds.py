@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, refuse_missing
 from duemq.administering.timer_shards import AskingShards
@@ -79,6 +80,8 @@ class TimerHolds(AskingShards):
             Stub.ask("ResumeTimers", request), CHANGED_TIMEOUT_S
         )
         held = _sum(answers)
+        if missing:
+            held = replace(held, done=False)
         refuse_missing(missing, partial=held)
         return held
 
