@@ -12,7 +12,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Asking, Method, T, refuse_missing
 from duemq.descriptions import TimerOwner, TimerStats
-from duemq.errors import Internal, InvalidArgument, MissingBroker, Timeout, Unavailable, Unsupported
+from duemq.errors import (
+    Internal,
+    InvalidArgument,
+    MissingBroker,
+    Overloaded,
+    Timeout,
+    Unavailable,
+    Unsupported,
+)
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import shard_of_queue
 from duemq.transport import retrying, status
@@ -178,6 +186,8 @@ class AskingShards(TimerShards):
         try:
             return await self._ask(lambda: self._address_of(shard), method, timeout_s)
         except (Unavailable, Internal, Unsupported) as error:
+            if isinstance(error, Overloaded) and not error.retryable:
+                raise  # it has answered, and will say the same again
             missing.append(MissingBroker(shard_name(shard), str(error)))
             return None
 
