@@ -61,8 +61,13 @@ class Template:
             if column not in entry.columns:
                 raise self._no_column(name, column, entry)
             value = entry.columns[column]
-            if value not in (None, ""):
-                options[name] = str(value)
+            if value in (None, ""):
+                continue
+            text = str(value)
+            if name == "deliver_at" and text.isascii() and text.isdecimal():
+                options[name] = int(text)  # epoch milliseconds, as --at takes them
+            else:
+                options[name] = text
         if self.properties:
             options["properties"] = self.properties
         return options

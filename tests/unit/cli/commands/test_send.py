@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from duemq.errors import Internal, InvalidArgument
+from duemq.protocol.due import deliver_at_ms
 from duemq_cli.commands.send import Template, _checked, _Sender
 from duemq_cli.commands.tally import FAILURES_SHOWN_MAX, Tally
 from duemq_cli.inputs import Entry
@@ -41,6 +42,14 @@ def test_the_first_entry_is_not_lost() -> None:
     entries = [Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})]
     assert list(_checked(iter(entries), template)) == entries
     assert list(_checked(iter([]), template)) == []
+
+
+@pytest.mark.parametrize("value", [1_900_000_000_000, "1900000000000", "2030-03-17T17:46:40Z"])
+def test_a_column_says_when_as_the_option_does(value: object) -> None:
+    template = Template("t", {}, {"deliver_at": "due"}, {})
+    moment = template.options(Entry(1, b"{}", {"due": value}))["deliver_at"]
+    assert moment is not None
+    assert deliver_at_ms(moment) == 1_900_000_000_000
 
 
 def test_the_same_failure_is_printed_a_few_times_only(capsys: pytest.CaptureFixture[str]) -> None:
