@@ -71,9 +71,7 @@ class TimerShards(Asking):
         refuse_missing(missing, "nothing was released")
         mine = [each for each in owners if each.id and each.shard == shard]
         if not mine:
-            raise InvalidArgument(
-                f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
-            )
+            raise no_owner(shard)
         await self._release(mine)
         return mine
 
@@ -147,6 +145,13 @@ def _missing(shard: int, shards: int, queues: Iterable[TimerOwner]) -> TimerStat
         parts.append(f"{', '.join(refused)} was refused: see `duemq timer release`")
     names = sorted({*names, *holders})
     return TimerStats(", ".join(names), "", shard, shards, "; ".join(parts))
+
+
+def no_owner(shard: int) -> InvalidArgument:
+    """There is nobody to be released."""
+    return InvalidArgument(
+        f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
+    )
 
 
 class AskingShards(TimerShards):

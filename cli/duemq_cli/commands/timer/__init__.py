@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from duemq.administering.timer_shards import no_owner
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
 from duemq.errors import MissingBroker, PartialAnswer
 from duemq_cli.commands.timer.changing import cancel, fire, move, reschedule, shift
@@ -225,8 +226,11 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
     with session.admin() as admin:
         found, missing = known(admin.timer_owners)
         owned = [each for each in found if each.id and each.shard == shard]
-        if accept_loss or not owned:
+        if accept_loss:
+            session.changes()
             owned = admin.release_timer_shard(shard)
+        elif not (owned or missing):
+            raise no_owner(shard)
     for each in owned:
         session.output.record(_owner_row(each), _loss(each))
     session.output.missing(missing)
