@@ -75,6 +75,7 @@ def change(
             count, missing = known(lambda: run(admin, True, None))
         if not dry_run:
             if not (yes or session.json):
+                session.output.warn_missing(missing)  # it may be back by then
                 question = f"{asked} {count:,} delayed messages?"
                 if not confirmed(session, question, yes=False):
                     return Exit.FAILED
