@@ -121,8 +121,8 @@ def list_schedules(session: Session, /) -> Exit:
 def next_occurrences(session: Session, /, name: str, count: int) -> None:
     """List when the schedule NAME is due next, if nothing happens to it meanwhile.
 
-    Of a paused one: as if it were resumed now.  With --json, a line each: at_ms, due_ms (with the
-    jitter).
+    Of a paused one: from now on, without what it has missed.  With --json, a line each: at_ms,
+    due_ms (with the jitter).
 
     \b
     Example:
