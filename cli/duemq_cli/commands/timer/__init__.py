@@ -10,7 +10,7 @@ import click
 
 from duemq.administering.timer_shards import no_owner
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
-from duemq.errors import MissingBroker, PartialAnswer
+from duemq.errors import DuemqError, MissingBroker, PartialAnswer
 from duemq_cli.commands.timer.changing import cancel, fire, move, reschedule, shift
 from duemq_cli.commands.timer.holding import hold, holds, resume
 from duemq_cli.commands.timer.prefixes import key_prefix_option
@@ -94,23 +94,33 @@ def get(session: Session, /, handles: tuple[str, ...]) -> Exit:
     """Show what became of delayed messages: pending, held, fired, cancelled or unknown.
 
     Held: it fell due, and is kept back.  Of those that are pending or held all is shown.  The exit
-    code is 0 only if all are.  With --json, a line a handle: handle, timer_key, topic, key, due_ms,
-    state; of a pending one also tag, message_id, properties, and body, or body_base64 where it is
-    not UTF-8 text.
+    code is 0 only if all are; 3 if a timer shard is away, after what the others say.  With --json,
+    a line a handle: handle, timer_key, topic, key, due_ms, state; of a pending one also tag,
+    message_id, properties, and body, or body_base64 where it is not UTF-8 text.
 
     \b
     Example:
       duemq timer get dmq1AAECAwQFBgc…
     """
-    with session.admin() as admin:
-        found = admin.get_timers(list(handles))
+    found: list[TimerDescription] = []
+    try:
+        with session.admin() as admin:
+            found = admin.get_timers(list(handles))
+    except DuemqError as error:
+        found = [error.answers[at] for at in sorted(error.answers)]
+        raise
+    finally:
+        _show_timers(session, found)
+    pending = all(each.state in (TimerState.PENDING, TimerState.HELD) for each in found)
+    return Exit.OK if pending else Exit.FAILED
+
+
+def _show_timers(session: Session, found: list[TimerDescription]) -> None:
     for each in found:
         shown = f"{each.state.value}  {local_time(each.due_ms)}  {each.handle}"
         if each.body is not None:
             shown += f"  {printable(each.topic or '')}  {body_text(each.body)}"
         session.output.record({**_timer_row(each), **_details(each)}, shown)
-    pending = all(each.state in (TimerState.PENDING, TimerState.HELD) for each in found)
-    return Exit.OK if pending else Exit.FAILED
 
 
 @timer.command("list")
