@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import click
 
@@ -16,6 +17,7 @@ from duemq_cli import times
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, known
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The client; whether it is a dry run; the id of the job.
 Change = Callable[[Admin, bool, bytes | None], int]
 
@@ -43,7 +45,8 @@ def at_that_time(context: click.Context, param: click.Parameter, value: str | No
     checked = times.moment()(context, param, value)
     if checked is None:
         return None
-    return str(moments.epoch_ms(checked, time.time_ns() // 1_000_000, param.name or ""))
+    epoch_ms = moments.epoch_ms(checked, time.time_ns() // 1_000_000, param.name or "")
+    return (_EPOCH + timedelta(milliseconds=epoch_ms)).isoformat(timespec="milliseconds")
 
 
 request_id_option = click.option(

@@ -2,6 +2,7 @@
 
 from typing import NoReturn
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -9,6 +10,7 @@ import duemq
 from duemq.errors import MissingBroker, PartialAnswer
 from duemq_cli import streams
 from duemq_cli.app import cli
+from duemq_cli.commands.timer.bulk import at_that_time
 from duemq_cli.exits import Exit
 
 
@@ -52,3 +54,19 @@ def test_a_part_that_is_away_is_named_before_the_question(
     assert told.exit_code == Exit.FAILED
     before, _, _ = told.stderr.partition("?")
     assert "no answer of b0: it is away" in before
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("1971-01-01T01:00:00+01:00", "1971-01-01T00:00:00.000+00:00"),
+        ("1900000000123", "2030-03-17T17:46:40.123+00:00"),
+    ],
+)
+def test_a_time_is_the_same_when_it_is_said_again(given: str, told: str) -> None:
+    context, option = click.Context(click.Command("shift")), click.Option(["--from"])
+    assert at_that_time(context, option, given) == told
+    assert at_that_time(context, option, told) == told
+    ago = at_that_time(context, option, "-1h")
+    assert ago is not None
+    assert at_that_time(context, option, ago) == ago
