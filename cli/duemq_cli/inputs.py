@@ -117,7 +117,7 @@ def counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
         number += 1
         if len(line) > LINE_BYTES_MAX:
             raise InvalidArgument(
-                f"line {number} is longer than {LINE_BYTES_MAX} bytes",
+                f"line {number} is longer than {LINE_BYTES_MAX} bytes: the rest is not read",
                 field="file",
                 value=str(number),
                 limit=str(LINE_BYTES_MAX),

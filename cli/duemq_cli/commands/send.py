@@ -174,7 +174,17 @@ def _checked(entries: Iterator[Entry], template: Template) -> Iterator[Entry]:
     if first is None:
         return entries
     template.check(first)
-    return chain((first,), entries)
+    return chain((first,), _to_the_end(entries, first.line))
+
+
+def _to_the_end(entries: Iterator[Entry], line: int) -> Iterator[Entry]:
+    """What ends the input before its end is the last entry's error: others were sent."""
+    try:
+        for entry in entries:
+            line = entry.line
+            yield entry
+    except InvalidArgument as error:
+        yield Entry(line + 1, error=error)
 
 
 class _Sender:
