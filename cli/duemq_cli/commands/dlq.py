@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -12,7 +14,7 @@ from duemq import Admin, DuemqError, Receipt
 from duemq.administering.letters.resending import Letter, target_of
 from duemq.errors import MissingBroker, PartialAnswer, TopicNotFound
 from duemq.protocol.names import dead_letter_topic
-from duemq_cli import completion
+from duemq_cli import completion, interrupts
 from duemq_cli.commands import purge
 from duemq_cli.commands.tally import Tally, progress, quiet_option
 from duemq_cli.exits import Exit
@@ -156,6 +158,7 @@ def resend(
     and the property duemq-dead-letter-id, its id.  All groups of the topic receive it.  Dead
     letters stay until retention or `duemq dlq purge` takes them, and are marked: what is sent again
     twice is there twice, unless --new says so.  What dies meanwhile is left for the next time.
+    Ctrl-C and SIGTERM end it when what is under way is marked.
 
     The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 5 if a
     broker is away: its letters are left.  With --json, a line a letter: dead_letter_id, group,
@@ -177,7 +180,11 @@ def resend(
     tally = Tally(output, quiet=quiet and not dry_run, verb="sent again")
     sent = _Sent(tally, group)
     session.interruption.left = lambda: str(tally)
-    with session.traced(), session.admin() as admin:
+    with (
+        interrupts.handled(signal.SIGTERM, _interrupt),
+        session.traced(),
+        session.admin() as admin,
+    ):
         if dry_run:
             missing = sent.would(admin.dead_letters(group, **wanted), to_topic)
             output.note(f"{tally.done:,} would be sent again")
@@ -204,6 +211,11 @@ def resend(
     if missing:
         return Exit.PARTIAL
     return Exit.NOT_FOUND if wanted["message_id"] and not tally.done else Exit.OK
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler: what is under way is marked first, as after Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 class _Sent:
