@@ -23,6 +23,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_lowercase
 
 from duemq.errors import InvalidArgument
 
@@ -67,6 +68,9 @@ class Layout:
     def groups(self, kind: str) -> list[str]:
         """The known members of a kind, a group of replicas as one, in order."""
         known = {name.partition("/")[0] for name in self._ports if name.startswith(f"{kind}-")}
+        # What has data counts, too: cluster.json may be lost, or a full disk have kept it short.
+        data = {each.name for each in self.directory.glob(f"{kind}-*") if each.is_dir()}
+        known |= {name for name in data if name.removeprefix(f"{kind}-").isdecimal()}
         return sorted(known, key=lambda name: int(name.rsplit("-", 1)[1]))
 
     @property
@@ -136,18 +140,30 @@ class Layout:
 
     def _read(self) -> None:
         path = self.directory / "cluster.json"
+        self.replicas = self._replicas_with_data()
         with contextlib.suppress(FileNotFoundError):
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
                 if content["version"] not in (VERSION, VERSION_REPLICATED):
                     known = f"{VERSION} and {VERSION_REPLICATED}"
                     raise ValueError(f"version {content['version']}, known are {known}")
-                self.replicas = int(content.get("replicas", 1))
+                self.replicas = int(content.get("replicas", self.replicas))
                 self._ports = {str(k): int(v) for k, v in content["ports"].items()}
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InvalidArgument(
                     f"{path} is not a cluster file of DueMQ: {error}", field="data", value=str(path)
                 ) from error
+
+    def _replicas_with_data(self) -> int:
+        """Of the group that has most; 1: there are none."""
+        folders = (self.directory / group for group in self.groups("broker"))
+        return max((_replicas_in(each) for each in folders if each.is_dir()), default=1)
+
+
+def _replicas_in(folder: Path) -> int:
+    letters = set(ascii_lowercase)
+    found = [each for each in folder.iterdir() if each.name in letters and each.is_dir()]
+    return max(1, len(found))
 
 
 def bind_port(port: int, host: str = "127.0.0.1") -> socket.socket:

@@ -36,7 +36,8 @@ def members_of(
 
     Raises InvalidArgument for what does not fit the folder's data.
     """
-    known = len(layout.groups("broker"))
+    groups = layout.groups("broker")
+    known = int(groups[-1].rsplit("-", 1)[1]) + 1 if groups else 0  # they are numbered from 0
     brokers = brokers or known or BROKERS_DEFAULT
     checks.between("brokers", brokers, 1, BROKERS_MAX)
     if brokers < known:

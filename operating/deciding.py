@@ -6,11 +6,11 @@ an answer at the terminal, or by options.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 import click
 
+from duemq_cli import streams
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session
 from duemq_server.operating.asking import Asking
@@ -54,7 +54,7 @@ def decide(
 
 def asked(session: Session, question: str) -> bool:
     """Whether somebody at a terminal says yes; False without one."""
-    if session.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if session.json or not streams.can_be_asked():
         return False
     return click.confirm(question, err=True)
 

@@ -24,6 +24,8 @@ def main() -> None:
     began_s = time.monotonic()
     # Until commands take it over: an exception might be lost in what is being imported.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from duemq_cli import streams
     from duemq_cli.app import cli
 
+    streams.write_all()
     cli()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -56,7 +57,10 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[Entry]:
 
 
 def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
-    """Each row goes out as a JSON object, its keys from the header line."""
+    """Each row goes out as a JSON object, its keys from the header line.
+
+    Raises InvalidArgument for a header that cannot be read, or names a column twice.
+    """
     csv.field_size_limit(LINE_BYTES_MAX)  # 128 KiB by default
     # map, not a generator: it goes on after a line that is not UTF-8.
     reader = csv.reader(map(bytes.decode, lines), strict=True)
@@ -65,14 +69,29 @@ def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
         try:
             row = next(reader, None)
         except (csv.Error, UnicodeDecodeError) as error:
-            yield Entry(reader.line_num, error=_wrong(reader.line_num, f"not CSV: {error}"))
+            wrong = _wrong(reader.line_num, f"not CSV: {error}")
+            if not header:  # the next row would be taken for it
+                raise wrong from error
+            yield Entry(reader.line_num, error=wrong)
             continue
         if row is None:
             return
         if not header:
             header = [name.removeprefix("\ufeff") for name in row]
+            _check_header(header)
         elif row:
             yield _row(reader.line_num, header, row)
+
+
+def _check_header(header: list[str]) -> None:
+    for name, count in Counter(header).items():
+        if name and count > 1:
+            raise InvalidArgument(
+                f"the header names the column {name!r} {count} times",
+                field="file",
+                value=name,
+                limit="once each",
+            )
 
 
 def _row(number: int, header: list[str], row: list[str]) -> Entry:
@@ -98,7 +117,7 @@ def counted(file: BinaryIO, advance: Callable[[int], None]) -> Iterator[bytes]:
         number += 1
         if len(line) > LINE_BYTES_MAX:
             raise InvalidArgument(
-                f"line {number} is longer than {LINE_BYTES_MAX} bytes",
+                f"line {number} is longer than {LINE_BYTES_MAX} bytes: the rest is not read",
                 field="file",
                 value=str(number),
                 limit=str(LINE_BYTES_MAX),

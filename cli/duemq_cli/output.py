@@ -14,6 +14,7 @@ import click
 
 from duemq.errors import DuemqError, MissingBroker, PartialAnswer
 from duemq_cli import text as texts
+from duemq_cli.streams import writes_utf8
 
 Row = Mapping[str, Any]
 
@@ -83,7 +84,10 @@ class Output:
 
 def as_json(row: Row) -> str:
     """One line of JSON."""
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str)
+    text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str)
+    if writes_utf8(text):
+        return text
+    return json.dumps(row, separators=(",", ":"), default=str)
 
 
 def one_line(error: Exception | str) -> str:

@@ -11,6 +11,7 @@ import click
 
 from duemq import Message
 from duemq_cli.output import Output
+from duemq_cli.streams import is_terminal
 from duemq_cli.text import body_text, local_time, printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -29,10 +30,13 @@ class MessagePrinter:
     """Prints messages in one of the forms."""
 
     def __init__(self, output: Output, raw: bool) -> None:
-        """Raises UsageError where --raw would write what a stranger sent to a terminal."""
+        """Raises UsageError where --raw would write what a stranger sent to a terminal, and where
+        there is nowhere to print."""
         if raw and output.as_json:
             raise click.UsageError("--raw and --json exclude each other")
-        if raw and sys.stdout.isatty():
+        if sys.stdout is None:  # what nobody can have seen must not count as consumed
+            raise click.UsageError("standard output is closed: nothing could be printed")
+        if raw and is_terminal(sys.stdout):
             raise click.UsageError("--raw writes bytes as they are: not to a terminal")
         self._output = output
         self._raw = raw
@@ -66,11 +70,15 @@ def message_fields(message: Message) -> dict[str, Any]:
         fields["timer_key"] = message.timer_key
     if message.retry is not None:
         fields["retry"] = message.retry._asdict()
+    return fields | body_fields(message.body)
+
+
+def body_fields(body: bytes) -> dict[str, str | None]:
+    """A body as `--json` prints it: one that is no UTF-8 text is in body_base64, and body null."""
     try:
-        fields["body"] = message.body.decode()
+        return {"body": body.decode()}
     except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
+        return {"body": None, "body_base64": base64.b64encode(body).decode()}
 
 
 def message_line(message: Message) -> str:

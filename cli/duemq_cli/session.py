@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from duemq.settings import (
     Tls,
     default_tls,
 )
-from duemq_cli import contexts
+from duemq_cli import contexts, streams
 from duemq_cli.interrupts import Interruption
 from duemq_cli.output import Output
 from duemq_cli.seconds import Seconds
@@ -259,7 +258,7 @@ def yes_option(command: F) -> F:
 
 def confirmed(session: Session, question: str, *, yes: bool) -> bool:
     """Asks, where there is a terminal to ask at; True without one, with `--yes` or `--json`."""
-    if yes or session.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if yes or session.json or not streams.can_be_asked():
         return True
     if click.confirm(question, err=True):
         return True

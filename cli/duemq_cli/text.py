@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.cells import cell_len
 
 # What moves the cursor, changes colours or hides text: control characters, and those that turn the
-# direction of writing.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+# direction of writing.  And what cannot be written: bytes of the command line that are no text.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]"
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -87,5 +90,8 @@ def local_time(epoch_ms: int) -> str:
     if not epoch_ms:
         return "-"
     seconds, ms = divmod(epoch_ms, 1000)  # a float would be a millisecond less at times
-    moment = datetime.fromtimestamp(seconds).replace(microsecond=ms * 1000).astimezone()
+    try:
+        moment = datetime.fromtimestamp(seconds).replace(microsecond=ms * 1000).astimezone()
+    except (ValueError, OverflowError):  # it is the year 10000 here by then
+        moment = _EPOCH + timedelta(seconds=seconds, milliseconds=ms)
     return moment.isoformat(sep=" ", timespec="milliseconds")

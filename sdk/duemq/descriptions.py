@@ -423,7 +423,7 @@ class HeldTimers:
     dropped: int = 0
     """Of a resume: left out by its policy so far, since the shards started."""
     done: bool = True
-    """Of a resume: none is left to be dropped."""
+    """Of a resume: none is left to be dropped, at any shard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 import duemq
+from duemq.administering.groups import Groups
 from duemq.aio import Admin, PullConsumer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange
@@ -22,7 +23,7 @@ from duemq.errors import (
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.retry_policy import ExponentialDelays
 from duemq.settings import ClientSettings
-from duemq.v1 import broker_pb2
+from duemq.v1 import admin_pb2, broker_pb2
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, soon_given_up, until
 
@@ -322,6 +323,26 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_moved(cluster, top
         with pytest.raises(Unavailable):
             await other.reset_offsets(GROUP, topic, "earliest", queues=[("b7", 0)])
     assert await offsets(admin, GROUP, topic) == all_at(5)
+
+
+async def test_what_is_gone_after_the_dry_run_is_said_with_what_was_done(
+    cluster, topic, admin, monkeypatch
+) -> None:
+    await consumed(cluster, topic, admin)
+    ask = Groups._ask_to_move
+
+    async def purged_first(self, brokers, method, absent, dry_run):
+        if not dry_run:
+            cut = admin_pb2.QueueCut(queue_id=0, before_offset=5)
+            request = admin_pb2.PurgeTopicRequest(name=topic, cuts=[cut])
+            await cluster.clients["b1"].admin.PurgeTopic(request)
+        return await ask(self, brokers, method, absent, dry_run)
+
+    monkeypatch.setattr(Groups, "_ask_to_move", purged_first)
+    with pytest.raises(OffsetOutOfRange) as raised:
+        await admin.reset_offsets(GROUP, topic, offset=1)
+    assert raised.value.message.endswith("; all other queues were changed")
+    assert await offsets(admin, GROUP, topic) == all_at(1) | {("b1", 0): 5}
 
 
 async def test_an_empty_topic_is_refused_and_is_never_all_topics(cluster, topic, admin) -> None:

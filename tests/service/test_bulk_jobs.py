@@ -155,7 +155,41 @@ async def test_a_shard_that_is_away_is_named(cluster: Cluster, tmp_path: Path) -
         again = ("timer", "cancel", "--topic", TOPIC, "--all", "--json")
         done = await run(cluster.nameserver, *again)
         assert done.exit_code == Exit.PARTIAL
-        assert rows(done)[0] == {"count": 0, "dry_run": False}
+        told = rows(done)[0]
+        assert bytes.fromhex(told.pop("request_id"))
+        assert told == {"count": 0, "dry_run": False}
+
+
+async def test_a_shift_goes_on_under_its_id_and_shifts_nothing_twice(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with (
+        running_shard(cluster, tmp_path, shard=0, shards=2) as shard,
+        Admin(cluster.nameserver) as admin,
+    ):
+        await send(cluster, [b"a"], [HOUR_MS], queue_id=0)
+        await shard.until(lambda stats: stats.accepted == 1)
+        await until(lambda: bool(admin._client.routes.timers))
+
+        async def due_ms() -> int:
+            return (await anext(admin.list_timers(TOPIC))).due_ms
+
+        before = await due_ms()
+        shift = ("timer", "shift", "--topic", TOPIC, "--by", "1h", "--yes", "--from", "-1h")
+        done = await run(cluster.nameserver, *shift)
+        assert done.exit_code == Exit.PARTIAL
+        assert "1 messages shifted" in done.stdout
+        assert await due_ms() == before + HOUR_MS
+        [told] = [line for line in done.stderr.splitlines() if "--request-id" in line]
+        words = told.partition(": without")[0].split()
+        go_on = words[words.index("--request-id") :]  # as it is told
+        done = await run(cluster.nameserver, *shift, *go_on)
+        assert done.exit_code == Exit.PARTIAL
+        assert "1 messages shifted" in done.stdout
+        assert await due_ms() == before + HOUR_MS
+        for wrong in ("ab", "0" * 32, "x" * 32):
+            refused = await run(cluster.nameserver, *shift, "--request-id", wrong)
+            assert refused.exit_code == Exit.USAGE
 
 
 async def test_the_commands(cluster: Cluster, tmp_path: Path) -> None:

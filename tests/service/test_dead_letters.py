@@ -1,11 +1,14 @@
 """Dead letters of real brokers, listed and sent again by the admin clients."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
-from duemq import Admin, aio
+from duemq import Admin, Message, aio
+from duemq.administering import finding
 from duemq.administering.letters.resending import DEAD_LETTER_ID, Resent
 from duemq.errors import (
     DuemqError,
@@ -14,6 +17,7 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
+from duemq.producing.producer import Producer
 from duemq.sent import Receipt
 from duemq.v1 import broker_pb2, message_pb2
 from tests.service.running_broker import topic_name
@@ -243,3 +247,48 @@ async def test_a_choice_of_nothing_is_refused_and_never_all(
         await listed(admin, **selection)
     with pytest.raises(InvalidArgument):
         await admin.find_messages(topic, **selection)
+
+
+async def test_what_was_sent_when_a_resend_is_cancelled_is_marked(
+    cluster: Cluster, topic: str, admin: aio.Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a1", "a2", "a3"]
+    await die(cluster, topic, "b0", names)
+    submit = Producer.submit
+
+    def submit_and_cancel(self: Producer, *args: Any, **options: Any) -> Any:
+        if not resending.cancelling():
+            resending.cancel()
+        return submit(self, *args, **options)
+
+    monkeypatch.setattr(Producer, "submit", submit_and_cancel)
+    resending = asyncio.create_task(admin.resend_dead_letters(GROUP))
+    with pytest.raises(asyncio.CancelledError):
+        await resending
+    monkeypatch.undo()
+    await admin.resend_dead_letters(GROUP, resent=False)
+    found = (await admin.find_messages(topic)).messages
+    again = [each.body.decode() for each in found if DEAD_LETTER_ID in each.properties]
+    assert sorted(again) == names
+
+
+async def test_what_a_broker_refuses_is_raised_as_it_is_while_others_are_asked(
+    cluster: Cluster, topic: str, admin: aio.Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await die(cluster, topic, "b0", ["a1"])
+    await die(cluster, topic, "b1", ["b1"])
+    refused = asyncio.Event()
+
+    async def messages_at(_: object, broker: str, *_rest: object) -> AsyncGenerator[Message, None]:
+        if broker == "b0":
+            refused.set()
+            raise InvalidArgument("no", field="key")
+        await refused.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)  # still under way as the refusal is heard
+        return
+        yield
+
+    monkeypatch.setattr(finding, "messages_at", messages_at)
+    with pytest.raises(InvalidArgument):
+        await listed(admin)

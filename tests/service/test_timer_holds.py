@@ -11,11 +11,12 @@ import pytest
 from duemq import CancelOutcome, aio
 from duemq.aio import Admin
 from duemq.descriptions import TimerState
-from duemq.errors import Corrupt, InvalidArgument, PartialAnswer
+from duemq.errors import Corrupt, InvalidArgument, Overloaded, PartialAnswer
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import channel, status
 from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc
 from duemq_cli.exits import Exit
+from duemq_server.timer_service.scheduling.holding import changes
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import (
@@ -132,6 +133,9 @@ async def test_a_shard_that_is_away_makes_the_answer_partial(
         assert done.exit_code == Exit.PARTIAL
         assert rows(done)[0] == {"count": 0, "was_held": True}
         assert rows(done)[-1]["missing_brokers"][0]["broker"] == "timer shard 1"
+        resume = await run(cluster.nameserver, "timer", "resume", *options, "--dry-run")
+        assert resume.exit_code == Exit.PARTIAL
+        assert not rows(resume)[0]["done"]  # what that one has to drop nobody knows
         async with running_shard(cluster, tmp_path, name="t1", shard=1, shards=2) as second:
             await registered(second, admin)
             again = await admin.hold_timers(TOPIC)
@@ -141,6 +145,20 @@ async def test_a_shard_that_is_away_makes_the_answer_partial(
             assert {shard_of(TOPIC, f"k{n}", 2) for n in range(6)} == {0, 1}
             await until_held(admin, 6)
             assert (await first.stats()).fired + (await second.stats()).fired == 0
+
+
+async def test_too_many_holds_are_refused_and_that_is_no_part_of_an_answer(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "HOLDS_MAX", 1)
+    async with running_shard(cluster, tmp_path) as shard, Admin(cluster.nameserver) as admin:
+        await registered(shard, admin)
+        await admin.hold_timers(TOPIC)
+        with pytest.raises(Overloaded, match="1 holds are in force"):
+            await admin.hold_timers("another")
+        done = await run(cluster.nameserver, "timer", "hold", "--topic", "another")
+        assert done.exit_code == Exit.UNAVAILABLE
+        assert done.stdout == ""
 
 
 async def test_what_is_too_old_or_not_the_newest_is_dropped(

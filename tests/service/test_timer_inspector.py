@@ -9,8 +9,9 @@ import pytest
 
 from duemq.aio import Admin
 from duemq.descriptions import TimerState
-from duemq.errors import InvalidArgument, PartialAnswer
+from duemq.errors import InvalidArgument, PartialAnswer, Unavailable
 from duemq.producing.handle import encode
+from duemq.settings import ClientSettings
 from duemq.transport import channel, status
 from duemq.v1.message_pb2 import TimerHandle
 from duemq.v1.timer_inspector_pb2 import GetTimersRequest, ListTimersRequest
@@ -115,6 +116,29 @@ def text(handle: TimerHandle) -> str:
     return encode(handle.store_id, handle.queue_id, handle.offset, handle.due_ms)
 
 
+async def test_what_the_other_shards_say_is_shown_where_one_is_away(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with (
+        running_shard(cluster, tmp_path, shard=0, shards=2) as shard,
+        Admin(cluster.nameserver, settings=ClientSettings(away_timeout_s=0.2)) as admin,
+    ):
+        away, *_ = await send(cluster, [b"b"], [HOUR_MS], queue_id=1)
+        here, *_ = await send(cluster, [b"a"], [HOUR_MS], queue_id=0)
+        assert [each.queue_id % 2 for each in (away, here)] == [1, 0]
+        await shard.until(lambda stats: stats.accepted == 1)
+        await until(lambda: bool(admin._client.routes.timers))
+        asked = [text(away), text(here)]
+        with pytest.raises(Unavailable) as raised:
+            await admin.get_timers(asked)
+        assert {at: each.body for at, each in raised.value.answers.items()} == {1: b"a"}
+        done = await run(cluster.nameserver, "timer", "get", *asked, "--json")
+        assert done.exit_code == Exit.UNAVAILABLE
+        shown, error = rows(done)
+        assert shown["handle"] == text(here)
+        assert error["error"]["code"] == "UNAVAILABLE"
+
+
 async def test_timers_are_found_by_handle(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
         await registered(shard)
@@ -178,6 +202,10 @@ async def test_a_topic_s_timers_are_listed_in_due_order(cluster: Cluster, tmp_pa
         assert rows(done)[0].keys() == {"handle", "timer_key", "topic", "key", "due_ms", "state"}
         shown = await run(cluster.nameserver, "timer", "list", "--topic", TOPIC)
         assert shown.exit_code == Exit.OK
+        few = ("timer", "list", "--topic", TOPIC, "--limit")
+        assert "more than 3: " in (await run(cluster.nameserver, *few, "3")).stderr
+        whole = await run(cluster.nameserver, *few, str(len(expected)))
+        assert "more than" not in whole.stderr
 
 
 async def test_a_list_without_a_shard_says_so(cluster: Cluster, tmp_path: Path) -> None:

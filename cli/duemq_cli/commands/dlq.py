@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from itertools import islice
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from duemq import Admin, DuemqError, Receipt
-from duemq.administering.letters.resending import Letter
+from duemq.administering.letters.resending import Letter, target_of
 from duemq.errors import MissingBroker, PartialAnswer, TopicNotFound
 from duemq.protocol.names import dead_letter_topic
-from duemq_cli import completion
+from duemq_cli import completion, interrupts
 from duemq_cli.commands import purge
 from duemq_cli.commands.tally import Tally, progress, quiet_option
 from duemq_cli.exits import Exit
 from duemq_cli.output import one_line
 from duemq_cli.printing import message_fields
 from duemq_cli.session import Session, known, pass_session, session_options
+from duemq_cli.streams import is_terminal
 from duemq_cli.text import body_text, local_time, printable
 from duemq_cli.times import moment
 
@@ -86,14 +88,13 @@ def list_letters(
         # One that is named is shown whatever became of it.
         resent = None if everything or wanted["message_id"] else False
         letters = admin.dead_letters(group, limit=limit + 1, resent=resent, **wanted)
-        found, away = _taken(letters, limit + 1)
+        found, away = _taken(letters)
     if session.json:
         output.table((), (_fields(group, each, body=False) for each in found[:limit]), empty="")
     else:
         columns = ("died", "id", "topic", "key", "tag", "deliveries", "resent", "error")
         output.table(columns, map(_row, found[:limit]), empty="no dead letters")
-    if len(found) > limit:
-        output.note(f"there are more than {limit}: raise --limit, or choose")
+    _say_if_more(session, found, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -116,11 +117,12 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
       duemq dlq show billing --id 5f0c…
     """
     with session.admin() as admin:
-        found, away = _taken(admin.dead_letters(group, limit=limit, **wanted), limit)
-    for letter in found:
+        found, away = _taken(admin.dead_letters(group, limit=limit + 1, **wanted))
+    for letter in found[:limit]:
         session.output.record(_fields(group, letter), "\n".join(_story(letter)))
     if not found:
         session.output.note("no such dead letter")
+    _say_if_more(session, found, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -156,6 +158,7 @@ def resend(
     and the property duemq-dead-letter-id, its id.  All groups of the topic receive it.  Dead
     letters stay until retention or `duemq dlq purge` takes them, and are marked: what is sent again
     twice is there twice, unless --new says so.  What dies meanwhile is left for the next time.
+    Ctrl-C and SIGTERM end it when what is under way is marked.
 
     The exit code is 1 if one could not be sent, 4 if there is no such group or letter, 5 if a
     broker is away: its letters are left.  With --json, a line a letter: dead_letter_id, group,
@@ -173,11 +176,15 @@ def resend(
         raise click.UsageError("Choose by --id, --key, --since, --until, or say --all.")
     output = session.output
     wanted["resent"] = False if new else None
-    quiet = quiet or (not session.json and not wanted["message_id"] and sys.stdout.isatty())
+    quiet = quiet or (not session.json and not wanted["message_id"] and is_terminal(sys.stdout))
     tally = Tally(output, quiet=quiet and not dry_run, verb="sent again")
     sent = _Sent(tally, group)
     session.interruption.left = lambda: str(tally)
-    with session.traced(), session.admin() as admin:
+    with (
+        interrupts.handled(signal.SIGTERM, _interrupt),
+        session.traced(),
+        session.admin() as admin,
+    ):
         if dry_run:
             missing = sent.would(admin.dead_letters(group, **wanted), to_topic)
             output.note(f"{tally.done:,} would be sent again")
@@ -189,6 +196,9 @@ def resend(
                     sent.note(letter, outcome)
                     advance(1)
 
+                session.interruption.left = lambda: (
+                    f"{tally}; some more may be, which --new leaves out"
+                )
                 _, missing = known(
                     lambda: admin.resend_dead_letters(
                         group, to_topic=to_topic, on_sent=on_sent, **wanted
@@ -203,6 +213,11 @@ def resend(
     return Exit.NOT_FOUND if wanted["message_id"] and not tally.done else Exit.OK
 
 
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler: what is under way is marked first, as after Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 class _Sent:
     """Prints what becomes of each letter."""
 
@@ -214,7 +229,11 @@ class _Sent:
         """A dry run; answers the brokers that are away."""
         try:
             for letter in letters:
-                topic = to_topic or letter.topic
+                try:
+                    topic = target_of(letter, to_topic)
+                except DuemqError as error:
+                    self._tally.fail(self._named(letter), letter.message_id, error)
+                    continue
                 row = {**self._named(letter), "topic": topic}
                 self._tally.add(row, f"{printable(letter.message_id)}  → {topic}")
         except PartialAnswer as error:
@@ -245,11 +264,16 @@ class _Sent:
         }
 
 
-def _taken(letters: Iterator[Letter], limit: int) -> tuple[list[Letter], DuemqError | None]:
+def _say_if_more(session: Session, found: list[Letter], limit: int) -> None:
+    if len(found) > limit:
+        session.output.note(f"there are more than {limit}: raise --limit, or choose")
+
+
+def _taken(letters: Iterator[Letter]) -> tuple[list[Letter], DuemqError | None]:
     """What came, and what ended it before all had come."""
     found: list[Letter] = []
     try:
-        for letter in islice(letters, limit):
+        for letter in letters:
             found.append(letter)  # noqa: PERF402  # kept when the next one fails
     except DuemqError as error:
         if not found:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from duemq.administering.asking import refuse_missing
 from duemq.descriptions import GroupDescription, MemberDescription, Progress
 from duemq.errors import InvalidArgument
 from duemq.protocol.names import is_retry, is_system
@@ -18,6 +19,8 @@ from duemq_cli.commands import offsets
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
 from duemq_cli.text import age, duration, exact_duration, local_time
+
+NOTHING_CHANGED = "nothing was changed"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -279,7 +282,8 @@ def create(
 
     Groups need not be made, unless brokers run with auto_create_groups off; but so they can have
     retries of their own, or a place to start from (`duemq group reset`).  What is not given is as
-    the brokers are set.  With --json: group, retries_max, retry_delays_ms, retry_exponential.
+    the brokers are set.  While a broker is away nothing is made (exit code 3).  With --json: group,
+    retries_max, retry_delays_ms, retry_exponential.
 
     \b
     Examples:
@@ -289,13 +293,15 @@ def create(
     """
     with session.admin() as admin:
         session.changes()
-        if any(each.name == name for each in known(admin.groups)[0]):
+        groups, missing = known(admin.groups)
+        if any(each.name == name for each in groups):
             raise InvalidArgument(
                 f"group {name!r} exists: `duemq group update` changes it",
                 field="name",
                 value=name,
                 limit="a new name",
             )
+        refuse_missing(missing, NOTHING_CHANGED)
         policy = admin.put_group(
             name, retries_max=retries_max, retry_delays=delays, exponential=exponential
         )
@@ -318,7 +324,8 @@ def update(
     """Change the retries of the group NAME at every broker; what is not given stays.
 
     With no option it makes the group known, as it is, at brokers that were added since it was made.
-    Messages that already wait for a retry come when they were to come.  With --json as `create`.
+    Messages that already wait for a retry come when they were to come.  While a broker is away
+    nothing is changed (exit code 3).  With --json as `create`.
 
     \b
     Example:
@@ -326,7 +333,9 @@ def update(
     """
     with session.admin() as admin:
         session.changes()
-        now = admin.describe_group(name).retry or RetryPolicy()
+        found = admin.describe_group(name)
+        refuse_missing(found.missing, NOTHING_CHANGED)  # the settings may be there alone
+        now = found.retry or RetryPolicy()
         if retries_max is None:
             retries_max = now.retries_max
         if delays is None and exponential is None:

@@ -72,6 +72,8 @@ def _purge(session: Session, what: str, purge: _Purge, *, dry_run: bool, yes: bo
         queues, missing = known(lambda: purge(admin, True))
         count = sum(each.messages for each in queues)
         if not dry_run:
+            if not yes:
+                session.output.warn_missing(missing)  # it may be back by then
             if not confirmed(session, f"Purge {what}: {count:,} messages?", yes=yes):
                 return Exit.FAILED
             session.changes()

@@ -12,6 +12,7 @@ from duemq.descriptions import CatchUp, DstPolicy, Schedule
 from duemq_cli import completion, times
 from duemq_cli.commands.send import named_properties
 from duemq_cli.exits import Exit
+from duemq_cli.printing import body_fields
 from duemq_cli.session import Session, known, pass_session, session_options
 from duemq_cli.text import local_time
 
@@ -93,7 +94,8 @@ def list_schedules(session: Session, /) -> Exit:
 
     The exit code is 5 if a timer shard is away: its part is missing.  With
     --json, a line a schedule: name, topic, body, key, tag, properties, every_ms, cron, zone, dst,
-    catch_up, start_ms, until_ms, count, jitter_ms, paused, ended, stored, next_due_ms.
+    catch_up, start_ms, until_ms, count, jitter_ms, paused, ended, stored, next_due_ms; a body that
+    is not UTF-8 text is in body_base64, and body is null.
     """
     with session.admin() as admin:
         found, missing = known(admin.schedules)
@@ -119,8 +121,8 @@ def list_schedules(session: Session, /) -> Exit:
 def next_occurrences(session: Session, /, name: str, count: int) -> None:
     """List when the schedule NAME is due next, if nothing happens to it meanwhile.
 
-    Of a paused one: as if it were resumed now.  With --json, a line each: at_ms, due_ms (with the
-    jitter).
+    Of a paused one: from now on, without what it has missed.  With --json, a line each: at_ms,
+    due_ms (with the jitter).
 
     \b
     Example:
@@ -189,7 +191,7 @@ def delete(session: Session, /, name: str) -> Exit:
 
 
 def _row(found: Schedule) -> dict[str, Any]:
-    return {**dataclasses.asdict(found), "body": found.body.decode(errors="replace")}
+    return {**dataclasses.asdict(found), **body_fields(found.body)}
 
 
 def _rule(found: Schedule) -> str:

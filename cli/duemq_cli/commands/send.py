@@ -24,6 +24,7 @@ from duemq_cli.exits import Exit
 from duemq_cli.inputs import Entry
 from duemq_cli.output import Output
 from duemq_cli.session import Session, pass_session, session_options
+from duemq_cli.streams import input_bytes, is_terminal
 from duemq_cli.text import local_time
 
 # Messages sent and not yet reported.  Bounds memory; large enough to keep the producer busy.
@@ -60,8 +61,13 @@ class Template:
             if column not in entry.columns:
                 raise self._no_column(name, column, entry)
             value = entry.columns[column]
-            if value not in (None, ""):
-                options[name] = str(value)
+            if value in (None, ""):
+                continue
+            text = str(value)
+            if name == "deliver_at" and text.isascii() and text.isdecimal():
+                options[name] = int(text)  # epoch milliseconds, as --at takes them
+            else:
+                options[name] = text
         if self.properties:
             options["properties"] = self.properties
         return options
@@ -144,7 +150,7 @@ def send(
     """
     _check_sources(body, file)
     template = _template(topic, options, properties)
-    quiet = quiet or (file is not None and not session.json and sys.stdout.isatty())
+    quiet = quiet or (file is not None and not session.json and is_terminal(sys.stdout))
     tally = Tally(session.output, quiet=quiet, verb="sent")
     sender = _Sender(tally, topic, keyed=template.keyed)
     session.interruption.left = sender.left
@@ -168,7 +174,17 @@ def _checked(entries: Iterator[Entry], template: Template) -> Iterator[Entry]:
     if first is None:
         return entries
     template.check(first)
-    return chain((first,), entries)
+    return chain((first,), _to_the_end(entries, first.line))
+
+
+def _to_the_end(entries: Iterator[Entry], line: int) -> Iterator[Entry]:
+    """What ends the input before its end is the last entry's error: others were sent."""
+    try:
+        for entry in entries:
+            line = entry.line
+            yield entry
+    except InvalidArgument as error:
+        yield Entry(line + 1, error=error)
 
 
 class _Sender:
@@ -311,7 +327,7 @@ def named_properties(pairs: tuple[str, ...]) -> dict[str, str]:
 @contextmanager
 def _opened(output: Output, body: str | None, file: Path | None) -> Iterator[Iterator[Entry]]:
     if body == "-":
-        yield inputs.from_lines(inputs.counted(sys.stdin.buffer, lambda size: None))
+        yield inputs.from_lines(inputs.counted(input_bytes(), lambda size: None))
     elif file is not None:
         size = file.stat().st_size
         with (

@@ -14,6 +14,7 @@ import click
 from duemq.errors import DuemqError
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.output import Output, as_json, error_fields, one_line
+from duemq_cli.streams import is_terminal
 from duemq_cli.text import printable
 
 # To people, of failures with the same words; all are counted.
@@ -85,7 +86,7 @@ class Tally:
 @contextmanager
 def progress(output: Output, name: str, total: int | None, *, of_bytes: bool) -> Iterator[Any]:
     """A bar on standard error, when that is a terminal; gives `advance(count)`."""
-    if output.as_json or not sys.stderr.isatty():
+    if output.as_json or not is_terminal(sys.stderr):
         yield lambda count: None
         return
     from rich.console import Console
@@ -105,7 +106,7 @@ def progress(output: Output, name: str, total: int | None, *, of_bytes: bool) ->
         TimeRemainingColumn(),
         console=Console(stderr=True),
         # Else rich would move what goes to a redirected standard output to standard error.
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=is_terminal(sys.stdout),
     ) as bar:
         task = bar.add_task(name, total=total)
         yield lambda count: bar.advance(task, count)

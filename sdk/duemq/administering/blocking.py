@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, TypeVar
 
@@ -112,12 +113,22 @@ class Admin(Face):
     def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """What the loop thread makes, taken by this one."""
 
+        running: list[asyncio.Task[Any]] = []
+
         async def following() -> T | None:
+            task = asyncio.current_task()
+            assert task is not None
+            running[:] = [task]
             return await anext(items, None)
+
+        async def closing() -> None:
+            if running:  # one that was interrupted has to end first
+                await asyncio.wait(running)
+            await items.aclose()
 
         try:
             while (item := self._hosted.run(following())) is not None:
                 yield item
         finally:
             if not self._hosted.closed:
-                self._hosted.run(items.aclose())
+                self._hosted.run(closing())

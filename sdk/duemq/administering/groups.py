@@ -284,13 +284,14 @@ class Groups(Asking):
         if topic and not planned.by_broker:
             refuse_missing(missing, f"the others know no topic {topic!r}")
             raise TopicNotFound(f"no topic {topic!r}", field="topic", value=topic)
-        changes = _changes_of(planned.by_broker)
+        changes = _changes_of(planned.by_broker, "nothing was changed")
         refuse_missing(missing, "nothing was changed", changes if dry_run else None)
         if dry_run or not changes:
             return changes
-        done = await self._ask_to_move(list(planned.by_broker), method, (), False)
+        # What was deleted meanwhile has nothing to change any more.
+        done = await self._ask_to_move(list(planned.by_broker), method, absent, False)
         refuse_missing(done.missing, _done(done.by_broker, "have changed theirs"))
-        return _changes_of(done.by_broker)
+        return _changes_of(done.by_broker, "all other queues were changed")
 
     async def _ask_to_move(
         self, brokers: Sequence[str], method: _MethodOf, absent: Absent, dry_run: bool
@@ -368,16 +369,16 @@ def _reset_of(
 
 
 def _changes_of(
-    answers: Mapping[str, group_admin_pb2.ResetOffsetsResponse],
+    answers: Mapping[str, group_admin_pb2.ResetOffsetsResponse], else_done: str
 ) -> list[OffsetChange]:
-    """Raises the first refusal of a queue."""
+    """Raises the first refusal of a queue; `else_done`: what became of the others."""
     changes: list[OffsetChange] = []
     for broker, answer in answers.items():
         for change in answer.changes:
             if change.HasField("error"):
                 error = status.from_proto(change.error)
                 raise type(error)(
-                    f"{broker}: {error.message}; nothing was changed",
+                    f"{broker}: {error.message}; {else_done}",
                     field=error.field,
                     value=error.value,
                     limit=error.limit,

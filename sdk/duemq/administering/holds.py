@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, refuse_missing
 from duemq.administering.timer_shards import AskingShards
@@ -63,8 +64,8 @@ class TimerHolds(AskingShards):
         longer, the answer is not `done`, it goes on by itself, and the same call tells how far.  If
         another hold covers it, too, it waits for the end of that.  `dry_run`: only says how many it
         is about.  May be repeated.  Raises InvalidArgument; PartialAnswer, if a timer shard is
-        away: the others' go, ask again once it is there; Corrupt, Overloaded: not all can be
-        dropped, and all stays held.
+        away, or cannot drop all (its files are damaged, say) and holds all: the others' go, ask
+        again once it is there.
         """
         check_named(topic, key_prefix)
         older_ms = older_ms_of(policy, older_than)
@@ -79,6 +80,8 @@ class TimerHolds(AskingShards):
             Stub.ask("ResumeTimers", request), CHANGED_TIMEOUT_S
         )
         held = _sum(answers)
+        if missing:
+            held = replace(held, done=False)
         refuse_missing(missing, partial=held)
         return held
 

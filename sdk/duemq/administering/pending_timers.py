@@ -68,7 +68,8 @@ class PendingTimers(Timers):
 
         `by`: seconds, a timedelta, or text as 1h30m, -5m.  What would be due by now is due at once.
         Each message has a new handle then; a cancel by the old one answers CANCELLED.  Else as
-        `cancel_pending`: no message is shifted twice.
+        `cancel_pending`: no message is shifted twice.  But another call, without the first one's
+        `request_id`, shifts all once more: give one, to go on with after a PartialAnswer.
         """
         change = timer_pb2.ChangePendingRequest(shift_ms=shift_ms_of(by))
         return await self._change(

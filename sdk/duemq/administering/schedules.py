@@ -107,8 +107,8 @@ class Schedules(AskingShards):
     async def next_occurrences(self, name: str, count: int = 5) -> list[Occurrence]:
         """When a schedule is due next, if nothing happens to it meanwhile; up to 1,000.
 
-        Those that wait are the first.  Of a paused one: as if it were resumed now.  Raises
-        ScheduleNotFound, InvalidArgument, Unavailable.
+        Those that wait are the first.  Of a paused one: from now on, without what it has missed.
+        Raises ScheduleNotFound, InvalidArgument, Unavailable.
         """
         checks.whole("count", count, 1, NEXT_MAX)
         request = schedule_pb2.NextOccurrencesRequest(name=name, count=count)

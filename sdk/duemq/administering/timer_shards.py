@@ -12,7 +12,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Asking, Method, T, refuse_missing
 from duemq.descriptions import TimerOwner, TimerStats
-from duemq.errors import Internal, InvalidArgument, MissingBroker, Timeout, Unavailable, Unsupported
+from duemq.errors import (
+    Internal,
+    InvalidArgument,
+    MissingBroker,
+    Overloaded,
+    Timeout,
+    Unavailable,
+    Unsupported,
+)
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import shard_of_queue
 from duemq.transport import retrying, status
@@ -63,9 +71,7 @@ class TimerShards(Asking):
         refuse_missing(missing, "nothing was released")
         mine = [each for each in owners if each.id and each.shard == shard]
         if not mine:
-            raise InvalidArgument(
-                f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
-            )
+            raise no_owner(shard)
         await self._release(mine)
         return mine
 
@@ -141,6 +147,13 @@ def _missing(shard: int, shards: int, queues: Iterable[TimerOwner]) -> TimerStat
     return TimerStats(", ".join(names), "", shard, shards, "; ".join(parts))
 
 
+def no_owner(shard: int) -> InvalidArgument:
+    """There is nobody to be released."""
+    return InvalidArgument(
+        f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
+    )
+
+
 class AskingShards(TimerShards):
     """What the parts of the admin client stand on that ask timer shards."""
 
@@ -178,6 +191,8 @@ class AskingShards(TimerShards):
         try:
             return await self._ask(lambda: self._address_of(shard), method, timeout_s)
         except (Unavailable, Internal, Unsupported) as error:
+            if isinstance(error, Overloaded) and not error.retryable:
+                raise  # it has answered, and will say the same again
             missing.append(MissingBroker(shard_name(shard), str(error)))
             return None
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from duemq.administering.asking import refuse_missing
 from duemq.administering.timer_shards import AskingShards
 from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
-from duemq.errors import MissingBroker, Unavailable
+from duemq.errors import DuemqError, MissingBroker, Unavailable
 from duemq.producing.cancels import Handle, decoded_all
 from duemq.producing.handle import text_of
 from duemq.protocol import checks, moments
@@ -72,7 +72,8 @@ class Timers(AskingShards):
         """What became of delayed messages, by receipt or handle; of pending ones all, with bodies.
 
         A shard that is away or has not received a message yet is asked again for
-        `request_timeout_s`.  Raises InvalidArgument for what is not a handle, Unavailable, Corrupt.
+        `request_timeout_s`.  Raises InvalidArgument for what is not a handle, Unavailable, Corrupt;
+        its `answers` are those of the others, by position.
         """
         wanted = decoded_all(handles)
         found: dict[int, TimerDescription] = {}
@@ -80,16 +81,26 @@ class Timers(AskingShards):
 
         async def attempt(left_s: float) -> None:
             by_shard: defaultdict[str, list[int]] = defaultdict(list)
+            failures: list[BaseException | None] = []
             for at, handle in enumerate(wanted):
-                if at not in found:
+                if at in found:
+                    continue
+                try:
                     by_shard[self._client.timer_of(handle.queue_id).address].append(at)
+                except Unavailable as error:
+                    failures.append(error)
             asked = (
                 self._get(address, wanted, places, found, left_s)
                 for address, places in by_shard.items()
             )
-            retrying.raise_one_of(await asyncio.gather(*asked))
+            failures += await asyncio.gather(*asked, return_exceptions=True)
+            retrying.raise_one_of(failures)
 
-        await retrying.until(deadline, attempt, self._client.settings.away_timeout_s)
+        try:
+            await retrying.until(deadline, attempt, self._client.settings.away_timeout_s)
+        except DuemqError as error:
+            error.answers = found
+            raise
         return [found[at] for at in range(len(wanted))]
 
     async def _get(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from duemq_cli.exits import Exit
-from tests.service.cli.commands import rows, run
+from tests.service.cli.commands import rows, run, start
 from tests.service.running_cluster import Cluster, running_cluster
 
 IDLE = ("--group", "g", "--from", "earliest", "--idle-timeout", "0.5")
@@ -36,3 +36,15 @@ async def test_a_topic_that_is_there_and_empty_is_nothing_worth_saying(cluster: 
     await cluster.create_topic("t")
     people = await run(cluster.nameserver, "consume", "t", *IDLE)
     assert (people.exit_code, people.stderr) == (Exit.OK, "")
+
+
+async def test_a_terminal_without_the_characters_makes_no_message_fail(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    await cluster.create_topic("t")
+    await cluster.send("t", ["5 €".encode()])
+    process = await start(cluster.nameserver, "consume", "t", *IDLE[:-1], "5", "--count", "1")
+    out, err = await process.communicate()
+    assert process.returncode == Exit.OK, err
+    assert out.endswith(b"5 \\u20ac\n")

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from click.testing import Result
 
 from duemq import errors
 from duemq.aio import Admin, PullConsumer
@@ -53,7 +54,9 @@ COMMANDS = [
     (("message", "show", TOPIC, "no-such-id"), None),
     (("dlq", "list", GROUP), "no"),
     (("dlq", "show", GROUP), "b0/"),
+    (("dlq", "show", GROUP, "--limit", "1"), "b0/"),
     (("dlq", "resend", GROUP, "--all", "--dry-run"), TOPIC),
+    (("dlq", "resend", GROUP, "--all", "--limit", "1"), TOPIC),
     (("tail", TOPIC), "b0/0 @ 0"),
     (("topic", "purge", TOPIC, "--dry-run"), "2 messages would go"),
     (("dlq", "purge", GROUP, "--dry-run"), "1 messages would go"),
@@ -85,6 +88,22 @@ async def test_what_is_known_is_printed_and_what_is_not_is_said(
     assert programs.exit_code == Exit.PARTIAL
     *_, last = rows(programs)
     assert [each["broker"] for each in last["missing_brokers"]] == ["b1"]
+
+
+async def test_settings_of_a_group_are_not_taken_from_a_part_of_the_brokers(
+    cluster: Cluster,
+) -> None:
+    async def asked(*command: str) -> Result:
+        return await run(cluster.nameserver, "--timeout", PATIENT_S, "group", *command)
+
+    for command in (("create", "new"), ("update", GROUP, "--retries-max", "3")):
+        refused = await asked(*command)
+        assert refused.exit_code == Exit.UNAVAILABLE
+        assert "nothing was changed" in refused.stderr
+    listed = rows(await asked("list", "--json"))
+    assert "new" not in [row.get("group") for row in listed]
+    shown, *_ = rows(await asked("show", GROUP, "--json"))
+    assert shown["retries_max"] != 3
 
 
 async def test_a_consumer_that_ends_says_whose_messages_it_did_not_see(tmp_path) -> None:

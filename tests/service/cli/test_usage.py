@@ -136,6 +136,12 @@ def test_every_command_explains_itself_and_takes_json(command: tuple[str, ...]) 
         ("context", "rm", "nobody"),
         ("context", "add", "a b", "ns:9876"),
         ("context", "add", "a", "ns:port"),
+        # Of a variable that is not set: no whole topic for that.
+        ("timer", "cancel", "--topic", "t", "--key-prefix", ""),
+        ("timer", "shift", "--topic", "t", "--by", "1h", "--key-prefix", ""),
+        ("timer", "hold", "--topic", "t", "--key-prefix", ""),
+        ("timer", "resume", "--topic", "t", "--key-prefix", ""),
+        ("timer", "list", "--topic", "t", "--key-prefix", ""),
         ("nonsense",),
     ],
 )

@@ -53,6 +53,17 @@ def test_a_bad_csv_row_is_an_error_and_the_rest_is_read(bad: bytes) -> None:
     assert entries[2].columns == {"x": "3", "y": "4"}
 
 
+@pytest.mark.parametrize("header", [b"gr\xf6\xdfe,x\n", b'"a"b,x\n', b"x,y,x\n"])
+def test_a_header_that_gives_no_columns_is_no_row_and_no_row_is_the_header(header: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        list(inputs.from_csv(lines(header + b"1,2\n3,4\n")))
+
+
+def test_columns_without_a_name_may_be_several() -> None:
+    (entry,) = inputs.from_csv(lines(b"x,,\n1,,\n"))
+    assert entry.columns == {"x": "1", "": ""}
+
+
 def test_json_that_is_nested_too_deep_is_an_error_in_its_place() -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     first, second = inputs.from_jsonl(lines(deep + b"\n{}\n"))

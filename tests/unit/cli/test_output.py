@@ -1,12 +1,15 @@
 """What is printed, for people and for programs; and the exit code of each error."""
 
 import json
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from duemq import errors
 from duemq.errors import MissingBroker
+from duemq.protocol.due import DUE_MS_MAX
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.output import Output, error_fields
 from duemq_cli.text import age, duration, exact_duration, local_time, shown
@@ -176,6 +179,21 @@ def test_a_table_in_a_pipe_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) 
 def test_a_time_is_shown_to_the_millisecond(epoch_ms: int) -> None:
     shown_ms = datetime.fromisoformat(local_time(epoch_ms)) - datetime(1970, 1, 1, tzinfo=UTC)
     assert shown_ms == timedelta(milliseconds=epoch_ms)
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_tokyo")
+def test_the_last_time_that_may_be_due_is_shown_where_the_year_10000_has_begun() -> None:
+    assert local_time(DUE_MS_MAX) == "9999-12-31 23:59:59.999+00:00"
+    assert local_time(1_000) == "1970-01-01 09:00:01.000+09:00"
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def _hold(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
             field="topic",
             value=topic,
             limit=HOLDS_MAX,
+            retryable=False,
         )
     _append(scheduler, HoldChange(HELD, Hold(holds.next_number, topic, prefix, now_ms)))
     return True

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from duemq.administering.timer_shards import no_owner
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
-from duemq.errors import MissingBroker, PartialAnswer
+from duemq.errors import DuemqError, MissingBroker, PartialAnswer
 from duemq_cli.commands.timer.changing import cancel, fire, move, reschedule, shift
 from duemq_cli.commands.timer.holding import hold, holds, resume
+from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.histogram import COLUMNS, histogram_rows
 from duemq_cli.session import Session, known, pass_session, session_options
@@ -92,28 +94,38 @@ def get(session: Session, /, handles: tuple[str, ...]) -> Exit:
     """Show what became of delayed messages: pending, held, fired, cancelled or unknown.
 
     Held: it fell due, and is kept back.  Of those that are pending or held all is shown.  The exit
-    code is 0 only if all are.  With --json, a line a handle: handle, timer_key, topic, key, due_ms,
-    state; of a pending one also tag, message_id, properties, and body, or body_base64 where it is
-    not UTF-8 text.
+    code is 0 only if all are; 3 if a timer shard is away, after what the others say.  With --json,
+    a line a handle: handle, timer_key, topic, key, due_ms, state; of a pending one also tag,
+    message_id, properties, and body, or body_base64 where it is not UTF-8 text.
 
     \b
     Example:
       duemq timer get dmq1AAECAwQFBgc…
     """
-    with session.admin() as admin:
-        found = admin.get_timers(list(handles))
+    found: list[TimerDescription] = []
+    try:
+        with session.admin() as admin:
+            found = admin.get_timers(list(handles))
+    except DuemqError as error:
+        found = [error.answers[at] for at in sorted(error.answers)]
+        raise
+    finally:
+        _show_timers(session, found)
+    pending = all(each.state in (TimerState.PENDING, TimerState.HELD) for each in found)
+    return Exit.OK if pending else Exit.FAILED
+
+
+def _show_timers(session: Session, found: list[TimerDescription]) -> None:
     for each in found:
         shown = f"{each.state.value}  {local_time(each.due_ms)}  {each.handle}"
         if each.body is not None:
             shown += f"  {printable(each.topic or '')}  {body_text(each.body)}"
         session.output.record({**_timer_row(each), **_details(each)}, shown)
-    pending = all(each.state in (TimerState.PENDING, TimerState.HELD) for each in found)
-    return Exit.OK if pending else Exit.FAILED
 
 
 @timer.command("list")
 @click.option("--topic", required=True, help="Of this topic.")
-@click.option("--key-prefix", default="", metavar="P", help="Whose timer_key begins so.")
+@key_prefix_option
 @click.option("--from", "since", metavar="TIME", callback=moment(), help="Due then or later.")
 @click.option("--to", "until", metavar="TIME", callback=moment(), help="Due before.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most.")
@@ -134,16 +146,20 @@ def list_(session: Session, /, topic: str, key_prefix: str, limit: int, **times:
     missing: tuple[MissingBroker, ...] = ()
     with session.admin() as admin:
         try:
-            found = admin.list_timers(topic, key_prefix=key_prefix, limit=limit, **times)
+            found = admin.list_timers(topic, key_prefix=key_prefix, limit=limit + 1, **times)
             rows.extend(map(_timer_row, found))
         except PartialAnswer as error:
             missing = error.missing
+    more = len(rows) > limit
+    del rows[limit:]
     if session.json:
         session.output.table((), rows, empty="")
     else:
         shown = ({**row, "due": local_time(row["due_ms"])} for row in rows)
         columns = ("due", "state", "timer_key", "key", "handle")
         session.output.table(columns, shown, empty="no delayed messages")
+    if more:
+        session.output.note(f"there are more than {limit}: raise --limit, or choose")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 
@@ -220,8 +236,11 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
     with session.admin() as admin:
         found, missing = known(admin.timer_owners)
         owned = [each for each in found if each.id and each.shard == shard]
-        if accept_loss or not owned:
+        if accept_loss:
+            session.changes()
             owned = admin.release_timer_shard(shard)
+        elif not (owned or missing):
+            raise no_owner(shard)
     for each in owned:
         session.output.record(_owner_row(each), _loss(each))
     session.output.missing(missing)

@@ -13,6 +13,7 @@ from duemq.errors import DuemqError
 from duemq_cli import completion, times
 from duemq_cli.commands.offsets import dry_run_option
 from duemq_cli.commands.timer import bulk
+from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options, yes_option
 from duemq_cli.text import local_time
@@ -22,17 +23,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _time_options(command: F) -> F:
     """Adds when what a bulk change is about is due."""
-    moment: dict[str, Any] = {"metavar": "TIME", "callback": times.moment()}
+    moment: dict[str, Any] = {"metavar": "TIME", "callback": bulk.at_that_time}
     command = click.option("--to", "until", help="Due before.", **moment)(
-        dry_run_option(yes_option(command))
+        dry_run_option(yes_option(bulk.request_id_option(command)))
     )
     return click.option("--from", "since", help="Due then or later.", **moment)(command)
 
 
 def _which_options(command: F) -> F:
     """Adds what a bulk change is about."""
-    option = click.option("--key-prefix", metavar="P", help="Whose timer_key begins so.")
-    return option(_time_options(command))
+    return key_prefix_option(_time_options(command))
 
 
 _topic = click.option(
@@ -54,11 +54,12 @@ def cancel(
     topic: str | None,
     keys: tuple[str, ...],
     all_: bool,
-    key_prefix: str | None,
+    key_prefix: str,
     since: str | None,
     until: str | None,
     dry_run: bool,
     yes: bool,
+    request_id: bytes | None,
 ) -> Exit:
     """Cancel delayed messages by the handles that `duemq send` printed, or by their timer keys.
 
@@ -68,7 +69,9 @@ def cancel(
 
     With --all or --key-prefix: all that is pending of a topic by now, by due time, too; what comes
     meanwhile stays.  It goes on at the timer shards, and is not called off by Ctrl-C.  The exit
-    code is 5 if one is away: its part is missing.  With --json: count, dry_run.
+    code is 5 if one is away: its part is missing; with the --request-id that is printed then the
+    same command goes on, for a day.  With --json: count, dry_run; request_id where a part is
+    missing.
 
     \b
     Examples:
@@ -77,22 +80,27 @@ def cancel(
       duemq timer cancel --topic reminders --key-prefix customer-7/ --dry-run
       duemq timer cancel --topic reminders --all --from 2030-01-31T09:00:00Z --yes
     """
-    if all_ or key_prefix is not None:
-        if topic is None or handles or keys or (all_ and key_prefix is not None):
+    if all_ or key_prefix:
+        if topic is None or handles or keys or (all_ and key_prefix):
             raise click.UsageError("--all and --key-prefix go with --topic, and neither with both.")
-        prefix, name = key_prefix or "", topic
+        name = topic
         return bulk.change(
             session,
             "Cancel",
             "cancelled",
-            lambda admin, dry: admin.cancel_pending(
-                name, key_prefix=prefix, since=since, until=until, dry_run=dry
+            lambda admin, dry, job: admin.cancel_pending(
+                name, key_prefix=key_prefix, since=since, until=until, dry_run=dry, request_id=job
             ),
             dry_run=dry_run,
             yes=yes,
+            request_id=request_id,
+            since=since,
+            until=until,
         )
-    if since or until or dry_run or yes:
-        raise click.UsageError("--from, --to, --dry-run and --yes go with --all or --key-prefix.")
+    if since or until or dry_run or yes or request_id:
+        raise click.UsageError(
+            "--from, --to, --dry-run, --yes and --request-id go with --all or --key-prefix."
+        )
     _one_of(bool(handles), topic, bool(keys))
     session.changes()
     with session.admin() as admin:
@@ -114,17 +122,20 @@ def shift(
     session: Session,
     topic: str,
     by: str,
-    key_prefix: str | None,
+    key_prefix: str,
     since: str | None,
     until: str | None,
     dry_run: bool,
     yes: bool,
+    request_id: bytes | None,
 ) -> Exit:
     """Make the delayed messages that are pending of TOPIC due later, or sooner.
 
     What would be due by now is due at once.  Each message has a new handle then.  Only what is
     pending by now is shifted, each once.  It goes on at the timer shards, and is not called off by
-    Ctrl-C.  The exit code is 5 if one is away: its part is missing.  With --json: count, dry_run.
+    Ctrl-C.  The exit code is 5 if one is away: its part is missing.  Say the same with the
+    --request-id that is printed then, within a day, when it is there: without, the others would
+    shift theirs again.  With --json: count, dry_run; request_id where a part is missing.
 
     \b
     Examples:
@@ -135,11 +146,14 @@ def shift(
         session,
         f"Shift by {by}",
         "shifted",
-        lambda admin, dry: admin.shift_pending(
-            topic, by, key_prefix=key_prefix or "", since=since, until=until, dry_run=dry
+        lambda admin, dry, job: admin.shift_pending(
+            topic, by, key_prefix=key_prefix, since=since, until=until, dry_run=dry, request_id=job
         ),
         dry_run=dry_run,
         yes=yes,
+        request_id=request_id,
+        since=since,
+        until=until,
     )
 
 
@@ -165,13 +179,15 @@ def move(
     until: str | None,
     dry_run: bool,
     yes: bool,
+    request_id: bytes | None,
 ) -> Exit:
     """Let the delayed messages that are pending of TOPIC go to another one when they are due.
 
     Say because TOPIC was deleted: they wait for it for ever.  Each message has a new handle then.
     Messages with a timer key stay: send these anew.  Only what is pending by now is moved, each
     once.  It goes on at the timer shards, and is not called off by Ctrl-C.  The exit code is 5 if
-    one is away: its part is missing.  With --json: count, dry_run.
+    one is away: its part is missing; with the --request-id that is printed then the same command
+    goes on, for a day.  With --json: count, dry_run; request_id where a part is missing.
 
     \b
     Examples:
@@ -182,11 +198,14 @@ def move(
         session,
         f"Move to {to_topic}",
         "moved",
-        lambda admin, dry: admin.move_pending(
-            topic, to_topic, since=since, until=until, dry_run=dry
+        lambda admin, dry, job: admin.move_pending(
+            topic, to_topic, since=since, until=until, dry_run=dry, request_id=job
         ),
         dry_run=dry_run,
         yes=yes,
+        request_id=request_id,
+        since=since,
+        until=until,
     )
 
 

@@ -8,6 +8,7 @@ import click
 
 from duemq.descriptions import HeldTimers, ResumePolicy
 from duemq_cli import completion
+from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
 from duemq_cli.text import local_time
@@ -15,7 +16,6 @@ from duemq_cli.text import local_time
 _topic = click.option(
     "--topic", required=True, metavar="TOPIC", shell_complete=completion.topics, help="Of this one."
 )
-_prefix = click.option("--key-prefix", default="", metavar="P", help="Whose timer_key begins so.")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say how many it is about.")
 
 
@@ -24,7 +24,7 @@ _POLICIES = {each.value.replace("_", "-"): each for each in ResumePolicy}
 
 @click.command()
 @_topic
-@_prefix
+@key_prefix_option
 @_dry_run
 @session_options
 @pass_session
@@ -56,7 +56,7 @@ def hold(session: Session, /, topic: str, key_prefix: str, dry_run: bool) -> Exi
 @click.command()
 @click.argument("older_than", metavar="[TIME]", required=False)
 @_topic
-@_prefix
+@key_prefix_option
 @click.option(
     "--policy",
     type=click.Choice(list(_POLICIES)),
@@ -82,8 +82,8 @@ def resume(
     with drop-older-than those that were due no longer than TIME ago; the others are dropped.  It
     ends the hold of just this topic, or just this prefix.  The exit code is 5 if a timer shard is
     away: repeat it once the shard is there.  With --json: count (pending under it; null: more than
-    can be counted in time), was_held, dropped, done (false: still dropping, all is held until then;
-    it goes on by itself, repeat it to see).
+    can be counted in time), was_held, dropped, done (false: still dropping, all is held until then,
+    it goes on by itself, repeat it to see; or a timer shard is away).
 
     \b
     Examples:

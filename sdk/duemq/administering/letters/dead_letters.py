@@ -11,7 +11,7 @@ import heapq
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -48,10 +48,14 @@ log = logging.getLogger(__name__)
 
 PAGE_MESSAGES_MAX = 500
 PAGE_BYTES_MAX = 4 << 20
+# What is on its way when a resend is cancelled gets so long to be answered and marked.
+CALLED_OFF_S = 5.0
 # For the route of a topic that nobody seems to serve.
 ROUTE_TIMEOUT_S = 3.0
 
 Outcome = tuple[Letter, Receipt | DuemqError]
+Head = tuple[int, int, Letter]
+"""When it died, the number of its stream."""
 
 
 class Selection(NamedTuple):
@@ -132,6 +136,7 @@ class DeadLetters(Topics, Groups):
         it was sent to first, or to `to_topic`; topics are not made.  `on_sent(letter, outcome)` is
         told of each: its Receipt, or the error that it was not sent for.  The letters stay where
         they are, marked as `resent`; without `resent=False` calling this again sends them again.
+        Cancelled, it waits up to 5 s for the answers to what it has sent, and marks that.
 
         Raises as `dead_letters`; what was sent by then is known by `on_sent`.
         """
@@ -158,15 +163,9 @@ class DeadLetters(Topics, Groups):
         """
         page: list[Letter] = []
         size, left = 0, selection.limit or -1
-        away: Unavailable | None = None
-        async with aclosing(self._letters(selection)) as letters:
-            while left:
-                try:
-                    letter = await anext(letters, None)
-                except Unavailable as error:
-                    letter, away = None, error
-                if letter is None:
-                    break
+        missing: list[MissingBroker] = []
+        async with aclosing(self._letters(selection, missing)) as letters:
+            while left and (letter := await anext(letters, None)) is not None:
                 page.append(letter)
                 size += len(letter.body)
                 left -= 1
@@ -175,25 +174,23 @@ class DeadLetters(Topics, Groups):
                     page, size = [], 0
         if page:
             yield page
-        if away is not None:
-            raise away
+        by_name = {each.name: each for each in missing}
+        # What the others have was handed out.
+        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
 
-    async def _letters(self, selection: Selection) -> AsyncGenerator[Letter, None]:
-        """Of all brokers, merged; Unavailable after the last."""
+    async def _letters(
+        self, selection: Selection, missing: list[MissingBroker]
+    ) -> AsyncGenerator[Letter, None]:
+        """Of all brokers, merged; who does not answer joins `missing`."""
         request = selection.request()
-        ends, missing = await self._ends(selection.group)
+        ends, away = await self._ends(selection.group)
+        missing += away
         streams = [
             self._at(broker, request, ends[broker], selection.resent, missing)
             for broker in sorted(ends)
         ]
         try:
-            firsts = await asyncio.gather(*(anext(stream, None) for stream in streams))
-            heads = [
-                (letter.store_ms, number, letter)
-                for number, letter in enumerate(firsts)
-                if letter is not None
-            ]
-            heapq.heapify(heads)  # the number is unique among them: letters are not compared
+            heads = await _heads(streams)
             while heads:
                 _, number, letter = heads[0]
                 yield letter
@@ -205,9 +202,6 @@ class DeadLetters(Topics, Groups):
         finally:
             for stream in streams:
                 await stream.aclose()
-        by_name = {each.name: each for each in missing}
-        # What the others have was handed out.
-        refuse_missing([by_name[name] for name in sorted(by_name)], partial=())
 
     async def _ends(self, group: str) -> tuple[dict[str, dict[int, int]], list[MissingBroker]]:
         """Broker → queue → offset past its last dead letter; and who does not answer."""
@@ -258,16 +252,41 @@ class DeadLetters(Topics, Groups):
             aclosing(self._letter_pages(selection)) as pages,
         ):
             unserved: dict[str, DuemqError] = {}
+            called_off = asyncio.Event()
             async for page in pages:
-                pending = [
-                    await self._submit(producer, letter, to_topic, unserved) for letter in page
-                ]
-                outcomes = [
-                    (letter, await _outcome(each))
-                    for letter, each in zip(page, pending, strict=True)
-                ]
-                await self._mark(selection.group, outcomes)
-                yield outcomes
+                sending = asyncio.create_task(
+                    self._resend(producer, page, selection.group, to_topic, unserved, called_off)
+                )
+                try:
+                    yield await asyncio.shield(sending)
+                except asyncio.CancelledError:
+                    # What is on its way is stored: unmarked it would be sent once more.
+                    called_off.set()
+                    await asyncio.wait({sending}, timeout=CALLED_OFF_S)
+                    raise
+                finally:
+                    sending.cancel()
+
+    async def _resend(
+        self,
+        producer: Producer,
+        page: list[Letter],
+        group: str,
+        to_topic: str | None,
+        unserved: dict[str, DuemqError],
+        called_off: asyncio.Event,
+    ) -> list[Outcome]:
+        """Sends those of a page that come before it is called off, and has them marked."""
+        pending = []
+        for letter in page:
+            if called_off.is_set():
+                break
+            pending.append(await self._submit(producer, letter, to_topic, unserved))
+        outcomes = [
+            (letter, await _outcome(each)) for letter, each in zip(page, pending, strict=False)
+        ]
+        await self._mark(group, outcomes)
+        return outcomes
 
     async def _mark(self, group: str, outcomes: list[Outcome]) -> None:
         """Has the brokers note what was sent again.  Should they not, it is logged only."""
@@ -321,6 +340,21 @@ class DeadLetters(Topics, Groups):
         except TopicNotFound as error:
             unserved[topic] = error
             raise
+
+
+async def _heads(streams: Sequence[AsyncGenerator[Letter, None]]) -> list[Head]:
+    """The first letter of each, as a heap.  Raises when none of them runs any more."""
+    firsts = await asyncio.gather(
+        *(anext(stream, None) for stream in streams), return_exceptions=True
+    )
+    heads: list[Head] = []
+    for number, first in enumerate(firsts):
+        if isinstance(first, BaseException):
+            raise first
+        if first is not None:
+            heads.append((first.store_ms, number, first))
+    heapq.heapify(heads)  # the number is unique among them: letters are not compared
+    return heads
 
 
 async def _outcome(pending: AwaitableReceipt | DuemqError) -> Receipt | DuemqError:

@@ -1,10 +1,13 @@
 """What `duemq send` makes of its options, and what it says when it is interrupted."""
 
+import io
 from typing import Any
 
 import pytest
 
 from duemq.errors import Internal, InvalidArgument
+from duemq.protocol.due import deliver_at_ms
+from duemq_cli import inputs
 from duemq_cli.commands.send import Template, _checked, _Sender
 from duemq_cli.commands.tally import FAILURES_SHOWN_MAX, Tally
 from duemq_cli.inputs import Entry
@@ -41,6 +44,32 @@ def test_the_first_entry_is_not_lost() -> None:
     entries = [Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})]
     assert list(_checked(iter(entries), template)) == entries
     assert list(_checked(iter([]), template)) == []
+
+
+def test_what_ends_the_input_is_an_error_in_its_place_where_others_were_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inputs, "LINE_BYTES_MAX", 3)
+    template = Template("t", {}, {}, {})
+
+    def entries(text: bytes) -> list[Entry]:
+        lines = inputs.counted(io.BytesIO(text), lambda size: None)
+        return list(_checked(inputs.from_lines(lines), template))
+
+    sent, wrong = entries(b"ab\nabcd\nab\n")
+    assert (sent.body, sent.error, wrong.line) == (b"ab", None, 2)
+    assert wrong.error is not None
+    assert "line 2 is longer than 3 bytes" in wrong.error.message
+    with pytest.raises(InvalidArgument):  # nothing was sent
+        entries(b"abcd\nab\n")
+
+
+@pytest.mark.parametrize("value", [1_900_000_000_000, "1900000000000", "2030-03-17T17:46:40Z"])
+def test_a_column_says_when_as_the_option_does(value: object) -> None:
+    template = Template("t", {}, {"deliver_at": "due"}, {})
+    moment = template.options(Entry(1, b"{}", {"due": value}))["deliver_at"]
+    assert moment is not None
+    assert deliver_at_ms(moment) == 1_900_000_000_000
 
 
 def test_the_same_failure_is_printed_a_few_times_only(capsys: pytest.CaptureFixture[str]) -> None:

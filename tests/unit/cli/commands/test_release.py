@@ -1,0 +1,43 @@
+"""`duemq timer release` gives up nothing that was not shown and agreed to."""
+
+import pytest
+from click.testing import CliRunner
+
+import duemq
+from duemq.descriptions import TimerOwner
+from duemq.errors import MissingBroker, PartialAnswer
+from duemq_cli.app import cli
+from duemq_cli.exits import Exit
+
+
+class Flapping:
+    """A broker with the shard's queues is away as it is asked, and back right after."""
+
+    released = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> "Flapping":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def timer_owners(self) -> list[TimerOwner]:
+        raise PartialAnswer("b0 is away", missing=[MissingBroker("b0", "away")], partial=[])
+
+    def release_timer_shard(self, shard: int) -> list[TimerOwner]:
+        Flapping.released += 1
+        return []
+
+
+def test_what_a_broker_that_is_away_has_is_not_released_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(duemq, "Admin", Flapping)
+    told = CliRunner().invoke(cli, ["--nameserver", "ns:1", "timer", "release", "0"])
+    assert told.exit_code == Exit.FAILED
+    assert "no answer of b0" in told.stderr
+    assert "nothing was done" in told.stderr
+    assert Flapping.released == 0

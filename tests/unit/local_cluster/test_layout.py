@@ -1,0 +1,39 @@
+"""What the folder of a cluster knows of its members."""
+
+from pathlib import Path
+
+import pytest
+
+from duemq.errors import InvalidArgument
+from duemq_server.local_cluster import plan
+from duemq_server.local_cluster.layout import Layout
+
+
+def planned(folder: Path, brokers: int | None = None, replicas: int | None = None) -> list[str]:
+    layout = Layout(folder)
+    layout.open()
+    try:
+        members = plan.members_of(layout, nameservers=1, brokers=brokers, replicas=replicas)
+        return [each.name for each in members if each.kind == "broker"]
+    finally:
+        layout.close()
+
+
+def test_brokers_with_data_are_known_without_the_file(tmp_path: Path) -> None:
+    assert planned(tmp_path) == ["broker-0", "broker-1"]
+    for name in ("broker-0", "broker-2", "broker-old", "timer-0"):
+        (tmp_path / name / "log").mkdir(parents=True)
+    assert planned(tmp_path) == ["broker-0", "broker-1", "broker-2"]
+    with pytest.raises(InvalidArgument, match="data of 3 brokers"):
+        planned(tmp_path, brokers=2)
+    with pytest.raises(InvalidArgument, match="1 replicas"):
+        planned(tmp_path, replicas=3)
+
+
+def test_so_are_replicas(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / "broker-0" / name).mkdir(parents=True)
+    (tmp_path / "timer-0" / "a").mkdir(parents=True)
+    assert planned(tmp_path) == ["broker-0/a", "broker-0/b", "broker-0/c"]
+    with pytest.raises(InvalidArgument, match="3 replicas"):
+        planned(tmp_path, replicas=1)
