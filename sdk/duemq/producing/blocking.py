@@ -208,9 +208,9 @@ class Producer(Face):
         while self._outbox.full:
             gate = threading.Lock()  # guards nothing: released when there is room
             gate.acquire()
-            if self._outbox.on_room(gate.release) and not gate.acquire(
-                timeout=max(0.0, deadline - time.monotonic())
-            ):
+            if not self._outbox.on_room(gate.release):
+                return  # or it is closed: whoever adds is told
+            if not gate.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 raise no_room(self._outbox, timeout_s)
 
 
