@@ -569,6 +569,16 @@ async def test_a_deleted_topic_is_looked_up_again(cluster, producer):
     assert (await producer.send("t", b"z")).broker == "a"
 
 
+async def test_a_topic_whose_end_was_heard_of_is_made_anew(cluster):
+    async with aio.Producer(cluster.nameserver, settings=QUICK) as producer:
+        await producer.send("t", b"x")
+        del cluster.brokers["a"].topics["t"]
+        cluster.push()
+        await cluster_forgets(producer, "t")
+        assert (await producer.send("t", b"y")).offset == 0
+        assert "t" in cluster.brokers["a"].topics
+
+
 async def cluster_forgets(producer, topic):
     await producer._client.wait_for(lambda routes: routes.route(topic) is None, WAIT_S)
 

@@ -169,8 +169,12 @@ class Pump:
     def routes_changed(self) -> None:
         """Brokers or queues came or went."""
         self._backlog.routes_changed()
-        for target in self.targets.values():
-            target.queues = self._routes.keyed(target.topic) or target.queues
+        for topic, target in list(self.targets.items()):
+            queues = self._routes.keyed(topic)
+            if queues:
+                target.queues = queues
+            else:  # deleted, as none of its brokers is away: the next call asks anew
+                del self.targets[topic]
 
     # ── what is done ─────────────────────────────────────────────────────────────────
 

@@ -228,6 +228,17 @@ def test_a_topic_that_is_gone_is_asked_for_anew(cluster):
     assert "t" not in cluster.pump.targets
 
 
+def test_a_topic_whose_end_was_heard_of_is_asked_for_anew_and_one_that_is_away_is_not(cluster):
+    cluster.submit("k")
+    cluster.serve()
+    assert "t" in cluster.pump.targets
+    cluster.serve(Route("other", (BrokerQueues("a", "h:1", 1),)))
+    cluster.serve(Route("t", (BrokerQueues("a", "h:1", 1),)))
+    cluster.open()
+    cluster.serve(Route("other", (BrokerQueues("a", "h:1", 1),)))
+    assert "t" not in cluster.pump.targets
+
+
 def test_what_is_not_sent_in_time_says_so():
     cluster = PlayedCluster()
     batch = cluster.submit()
