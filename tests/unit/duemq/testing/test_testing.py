@@ -29,6 +29,27 @@ def producer(cluster):
         yield producer
 
 
+def test_a_topic_that_was_deleted_is_made_anew_by_the_next_send(cluster, producer):
+    producer.send("t", b"old")
+    cluster.delete_topic("t")
+    assert producer.send("t", b"new").offset == 0
+    assert [message.body for message in cluster.messages("t")] == [b"new"]
+
+
+def test_ordering_keys_have_queues_of_a_topic_that_was_made_anew_with_fewer(cluster, producer):
+    keys = [f"k{number}" for number in range(20)]
+    cluster.create_topic("t", queues=8)
+    for key in keys:
+        producer.send("t", b"delayed", ordering_key=key, delay="1h")
+        producer.send("t", b"keyed", ordering_key=key, delay="1h", timer_key=key)
+    cluster.delete_topic("t")
+    cluster.create_topic("t", queues=2)
+    assert {producer.send("t", b"now", ordering_key=key).queue for key in keys} == {0, 1}
+    cluster.advance("1h")
+    assert {message.queue for message in cluster.messages("t")} == {0, 1}
+    assert len(cluster.messages("t")) == 3 * len(keys)
+
+
 def test_twins_are_what_annotations_ask_for(cluster, producer):
     consumer = cluster.push_consumer("g", "t", print)
     assert isinstance(producer, Producer)
