@@ -10,9 +10,10 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Callable, Hashable
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
-from duemq.producing.keyed.lanes import Call, Lanes
+from duemq.producing.keyed.lanes import C, Call, Lanes
 from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
@@ -47,6 +48,14 @@ class TimerCalls:
             except Timeout:
                 raise no_shard() from None
         return self.shards
+
+    def gather(
+        self, way: Hashable, timer: Hashable, now: float, begin: Callable[[], C]
+    ) -> tuple[C, bool]:
+        """As of Lanes.  With the lock held.  Raises Closed: nobody would send it any more."""
+        if self._closed:
+            raise Closed("the client is closed")
+        return self.lanes.gather(way, timer, now, begin)
 
     def start(self) -> None:
         """In the event loop that it is to run in."""
@@ -100,9 +109,9 @@ class TimerCalls:
 
     async def flush(self, timeout_s: float) -> None:
         """Waits until all that was asked before is answered.  Raises Timeout."""
-        self.run()
         with self.lock:
             asked = self.lanes.open()
+        self.run()  # behind that: of what others ask meanwhile none may be under way
         deadline = time.monotonic() + timeout_s
         while left := [call for call in asked if not call.done]:
             left_s = deadline - time.monotonic()
@@ -117,12 +126,14 @@ class TimerCalls:
         with self.lock:
             self._closed = True
             given_up = self.lanes.give_up()
-        for call in given_up:
-            call.failed(Closed("the client was closed before it was sent"), asked=False)
-            call.done = True
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        with self.lock:
+            given_up += self.lanes.open()  # whose tasks had not begun
+        for call in given_up:
+            call.failed(Closed("the client was closed before it was sent"), asked=False)
+            call.done = True
 
 
 def no_shard() -> Unavailable:
