@@ -723,6 +723,26 @@ async def test_close_is_bounded(cluster):
     broker.gate.set()
 
 
+async def test_who_waits_is_told_though_a_close_is_cancelled_twice(cluster):
+    producer = aio.Producer(cluster.nameserver)
+    await producer.start()
+    await producer.send("t", b"x")
+    cluster.brokers["a"].gate.clear()
+    pending = producer.submit("t", b"y")
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    while not producer._sender._closed:
+        await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert pending.done()
+    with pytest.raises(Closed):
+        await pending
+    cluster.brokers["a"].gate.set()
+
+
 async def test_flush(cluster, producer):
     pending = [producer.submit("t", body) for body in numbered(100)]
     await producer.flush()

@@ -208,8 +208,10 @@ class Sender:
             self._timer.cancel()
         for task in self._finding:
             task.cancel()
-        await asyncio.gather(*(link.close() for link in self._links.values()))
-        self._carry_out(self.pump.close(_now_ms()))
+        try:
+            await asyncio.gather(*(link.close() for link in self._links.values()))
+        finally:  # cancelled or not: somebody may wait for ever
+            self._carry_out(self.pump.close(_now_ms()))
 
 
 def _now_ms() -> float:

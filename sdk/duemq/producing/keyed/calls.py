@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
 from duemq.producing.keyed.lanes import C, Call, Lanes
@@ -126,14 +126,19 @@ class TimerCalls:
         with self.lock:
             self._closed = True
             given_up = self.lanes.give_up()
+        _give_up(given_up)
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with self.lock:
-            given_up += self.lanes.open()  # whose tasks had not begun
-        for call in given_up:
-            call.failed(Closed("the client was closed before it was sent"), asked=False)
-            call.done = True
+            not_begun = self.lanes.open()  # a task that ends before its first step does nothing
+        _give_up(not_begun)
+
+
+def _give_up(calls: Iterable[Call]) -> None:
+    for call in calls:
+        call.failed(Closed("the client was closed before it was sent"), asked=False)
+        call.done = True
 
 
 def no_shard() -> Unavailable:
