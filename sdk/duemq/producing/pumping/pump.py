@@ -264,6 +264,8 @@ class Pump:
         for each in self._in_flight.values():
             if now_ms < each.paused_until_ms < next_ms:
                 next_ms = each.paused_until_ms
+        if self._backlog:  # the one that is not avoided may not answer
+            next_ms = min(next_ms, *self._health.avoided(now_ms).values(), NEVER)
         return next_ms
 
     # ── what streams tell ────────────────────────────────────────────────────────────
@@ -399,6 +401,7 @@ class Pump:
         if not batch.in_flight:
             cause = self._cause(batch)
             self._fail(batch, Timeout(f"not sent within {seconds} s{cause}", limit=seconds))
+            self._backlog.drop_done(batch)
             return
         in_flight, lane = self.to(batch.broker), self._backlog.lane_of(batch)
         cause = f": {in_flight.last_error}" if in_flight.last_error else ""

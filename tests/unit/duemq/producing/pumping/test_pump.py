@@ -251,6 +251,38 @@ def test_what_is_not_sent_in_time_says_so():
     assert frames(cluster) == []
 
 
+@pytest.mark.parametrize("key", ["k", None])
+def test_what_was_given_up_while_no_broker_is_there_is_not_kept(key):
+    cluster = PlayedCluster()
+    for _ in range(20):
+        cluster.submit(key)
+        cluster.pass_ms(SEND_TIMEOUT_S * 1000)
+    backlog = cluster.pump._backlog
+    waiting = [*backlog._pools.values(), *(lane.waiting for lane in backlog._lanes.values())]
+    assert sum(map(len, waiting)) == 0
+    assert not backlog
+    later = cluster.submit(key)
+    cluster.connect()
+    cluster.serve_all()
+    assert later.error is None
+
+
+def test_a_broker_is_avoided_no_longer_though_nothing_else_happens():
+    """The other one does not answer."""
+    cluster = connected(PlayedCluster(("a", "b"), in_flight=1))
+    cluster.submit()
+    slow, frozen = "ab" if frames(cluster, "a") else "ba"
+    cluster.now_ms += 2_000
+    cluster.serve_all(slow)
+    cluster.submit()
+    assert len(frames(cluster, frozen)) == 1
+    waiting = cluster.submit()
+    for _ in range(2):
+        assert frames(cluster, slow) == []
+        cluster.pass_ms(cluster.next_ms - cluster.now_ms)
+    assert frames(cluster, slow) == [[waiting.number]]
+
+
 def test_what_nobody_serves_says_so(cluster):
     cluster.break_stream()
     batch = cluster.offer()
