@@ -79,6 +79,8 @@ class TimerCalls:
         asked = False
         try:
             await call.prepare()
+            if call.deadline <= time.monotonic():  # others were in front of it
+                raise Timeout("the timer shard did not answer what was asked before")
             request = call.request(secrets.token_bytes(REQUEST_ID_BYTES))
 
             async def attempt(left_s: float) -> None:

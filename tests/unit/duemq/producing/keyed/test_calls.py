@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duemq.errors import Closed, Unavailable
+from duemq.errors import Closed, Timeout, Unavailable
 from duemq.producing.batch import NO_LABELS
 from duemq.producing.batch_encoding import NO_EXTRAS
 from duemq.producing.keyed import asks
@@ -25,7 +25,11 @@ class Away:
     settings = ClientSettings()
     routes = SimpleNamespace(key_shards=1)
 
+    def __init__(self):
+        self.asked = 0
+
     def timer_shard(self, number):
+        self.asked += 1
         raise Unavailable("away", field="timer_shard", retryable=False)
 
 
@@ -46,6 +50,16 @@ async def test_a_question_behind_the_close_is_refused(calls):
     assert isinstance(before.results[0], Closed)
     with pytest.raises(Closed):
         ask(calls, "k")
+
+
+async def test_what_is_too_late_is_not_sent(calls):
+    late = asks.CancelCall(0, 0.0, time.monotonic() - 1)
+    part = asks.Part(1)
+    asks._gather(calls, [lambda: late], "way", part, None, [(0, ("t", "k"))])
+    await part.done
+    assert isinstance(part.results[0], Timeout)
+    assert not part.heard
+    assert calls.client.asked == 0
 
 
 async def test_a_message_whose_producer_closes_meanwhile_is_refused(calls):
