@@ -276,7 +276,9 @@ class Pump:
 
     def broke(self, broker: str, error: DuemqError, now_ms: float) -> None:
         """A stream broke or did not come up: new messages avoid the broker for a while."""
-        self.to(broker).broke(error)
+        in_flight = self.to(broker)
+        in_flight.broke(error)
+        in_flight.drop_done()
         self._health.failed(broker, now_ms)
 
     def answered(self, broker: str, answer: Answer, now_ms: float) -> None:

@@ -305,6 +305,20 @@ def test_what_is_not_answered_in_time_may_be_stored_and_costs_the_stream(cluster
     assert (later.epoch, later.sequence) == (1, 0)
 
 
+def test_what_was_on_its_way_to_a_broker_that_is_gone_and_is_given_up_is_not_kept(cluster):
+    first = cluster.submit("k")
+    cluster.break_stream()
+    in_flight = cluster.pump.to("a")
+    assert (in_flight.idle, in_flight.bytes) == (False, first.size)
+    cluster.pass_ms(SEND_TIMEOUT_S * 1000)
+    cluster.break_stream()  # it did not come up
+    assert (in_flight.idle, in_flight.bytes) == (True, 0)
+    later = cluster.submit("k")
+    cluster.connect()
+    cluster.serve_all()
+    assert (later.error, later.epoch) == (None, 1)
+
+
 def test_an_answer_that_fits_no_frame_is_an_error(cluster):
     batch = cluster.submit()
     with pytest.raises(Internal, match="which is not next"):
