@@ -1,6 +1,7 @@
 """The twin for users' tests, as far as a cluster has nothing like it; the rest: tests/cluster."""
 
 import inspect
+import sys
 import threading
 from datetime import UTC, datetime
 
@@ -192,6 +193,22 @@ def test_errors_can_be_raised(producer, cluster):
             cluster.advance("1s")
         cluster.advance("1h")
     assert attempts == [0, 1, 2]
+
+
+def test_an_exit_fails_its_message_and_a_test_that_fails_in_a_callback_fails(cluster, producer):
+    def leave(message):
+        if message.body == b"exit":
+            sys.exit(1)
+        pytest.fail("seen")
+
+    with cluster.push_consumer("g", "t", leave):
+        producer.send("t", b"exit")
+        cluster.deliver()
+        [retry] = cluster.pending()
+        assert retry.body == b"exit"
+        producer.send("t", b"fail")
+        with pytest.raises(pytest.fail.Exception, match="seen"):
+            cluster.deliver()
 
 
 async def unfinished():
