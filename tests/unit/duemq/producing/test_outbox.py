@@ -100,6 +100,14 @@ def test_an_old_batch_takes_no_more(outbox, target):
     assert add(outbox, target, now_ms=BATCH_AGE_MS_MAX + 1)[0] is not old
 
 
+def test_a_batch_takes_no_more_once_the_clock_was_set_back(outbox, target):
+    old, _ = add(outbox, target, now_ms=3_600_000)
+    assert add(outbox, target, now_ms=3_599_990)[0] is old
+    new, _ = add(outbox, target, now_ms=5)
+    assert new is not old
+    assert add(outbox, target, now_ms=6)[0] is new
+
+
 def test_a_sealed_batch_takes_no_more(outbox, target):
     batch, _ = add(outbox, target)
     outbox.seal(batch)
