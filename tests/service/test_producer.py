@@ -729,11 +729,16 @@ async def test_who_waits_is_told_though_a_close_is_cancelled_twice(cluster):
     await producer.send("t", b"x")
     cluster.brokers["a"].gate.clear()
     pending = producer.submit("t", b"y")
+    link = producer._sender._links["a"]
+    end = link.close
+
+    async def cancelled():
+        closing.cancel()
+        await end()
+
+    link.close = cancelled
     closing = asyncio.create_task(producer.close())
     await asyncio.sleep(0)
-    closing.cancel()
-    while not producer._sender._closed:
-        await asyncio.sleep(0)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

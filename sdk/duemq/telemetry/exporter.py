@@ -121,7 +121,7 @@ class DueMQSpanExporter(CountingExporter):
     def deliver(self, spans: Sequence[ReadableSpan]) -> None:
         """Returns when all is stored."""
         if self._sink is None or self._made_in != os.getpid():
-            # Under the numbers of a parent process, brokers would take one's batches for the other's.
+            # Under a parent process's numbers, brokers would take our batches for its own.
             self._parents, self._sink = self._sink, self._make_sink()
             self._made_in = os.getpid()
         step = columns.BATCH_SPANS_MAX

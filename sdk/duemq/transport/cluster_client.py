@@ -18,7 +18,6 @@ from duemq.errors import (
     DuemqError,
     InvalidArgument,
     MissingBroker,
-    Timeout,
     TopicNotFound,
     Unavailable,
 )
