@@ -306,6 +306,38 @@ def test_blocking_calls_inside_the_loop_thread_are_refused():
         thread.release()
 
 
+async def test_what_would_wait_for_the_loop_thread_is_refused_inside(cluster):
+    """As in a receipt's callback."""
+
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            producer.send("t", b"1")
+            outbox = producer._outbox
+
+            def full():
+                outbox.used_bytes += outbox.limit_bytes
+                try:
+                    producer.submit("t", b"no")
+                finally:
+                    outbox.used_bytes -= outbox.limit_bytes
+
+            async def inside():
+                for call in (
+                    lambda: producer.send("t", b"no"),
+                    lambda: producer.send_many("t", [b"no"]),
+                    lambda: producer.submit("t", b"2").result(timeout=1),
+                    full,
+                ):
+                    with pytest.raises(RuntimeError, match=r"use duemq\.aio there"):
+                        call()
+
+            producer._hosted.run(inside())
+
+    await asyncio.to_thread(program)
+    stored = [body for broker in cluster.brokers.values() for body in broker.bodies("t")]
+    assert sorted(stored) == [b"1", b"2"]
+
+
 def test_a_timeout_cancels_what_was_asked():
     thread = LoopThread.acquire()
     cancelled = threading.Event()
