@@ -487,6 +487,22 @@ async def test_a_broker_that_is_slow_to_make_a_topic_makes_it_all_the_same(two, 
             await producer.send("new", b"y")
 
 
+async def test_a_broker_that_made_a_topic_and_went_is_not_waited_for(two):
+    going = two.brokers["b"]
+    make = going.CreateTopic
+
+    async def create(request, context):
+        two.gone.add("b")
+        return await make(request, context)
+
+    going.CreateTopic = create
+    await going.stop()
+    await going.start()
+    settings = ProducerSettings(send_timeout_s=10 * WAIT_S)
+    async with asyncio.timeout(WAIT_S), aio.Producer(two.nameserver, settings=settings) as producer:
+        assert (await producer.send("new", b"x")).broker == "a"
+
+
 async def test_producers_that_send_one_message_do_not_all_use_one_queue(two, monkeypatch):
     lots = iter(range(1 << 62, (1 << 62) + 64))
     monkeypatch.setattr(

@@ -325,9 +325,11 @@ class Client:
         makers = await self._create_once(topic, timeout_s) if create else frozenset[str]()
 
         def served(routes: RouteCache) -> bool:
-            # By all that made it: a route that grows by the second would move ordering keys.
+            # By all that made it and are there: a route that grows by the second would move
+            # ordering keys.
+            there = {name for name in makers if routes.broker(name) is not None}
             found = routes.route(topic)
-            return found is not None and makers <= {each.broker for each in found.brokers}
+            return found is not None and there <= {each.broker for each in found.brokers}
 
         cause: DuemqError | None = None
         try:
