@@ -147,6 +147,23 @@ async def test_lost_answers_keep_the_order_of_a_key(cluster, producer):
     assert broker.bodies("t") == numbered(500)
 
 
+async def test_an_answer_that_nobody_understands_costs_the_stream_and_no_message(
+    cluster, producer, monkeypatch
+):
+    await producer.send("t", b"x")
+    pump, strange = producer._sender.pump, ["one"]
+    answered = pump.answered
+
+    def understand(*args):
+        if strange:
+            raise KeyError(strange.pop())
+        answered(*args)
+
+    monkeypatch.setattr(pump, "answered", understand)
+    assert [(await producer.send("t", body)).broker for body in numbered(3)] == ["a"] * 3
+    assert sorted(cluster.brokers["a"].bodies("t")) == [b"0", b"1", b"2", b"x"]
+
+
 async def test_a_restarted_broker_gets_each_message_once(cluster, producer):
     broker = cluster.brokers["a"]
     await producer.send("t", b"first")

@@ -378,3 +378,16 @@ def test_who_waits_is_told_though_a_span_processor_raises(producer, error):
         batch.on_done(lambda: told.append("done"))
     p.answered(error)
     assert told == ["done"]
+
+
+def test_who_waits_is_told_though_a_broker_answered_fewer_due_times_than_messages():
+    p = Producer(ON, TracerProvider)
+    p.submit(2, delay="1s")
+    [batch] = p.outbox.take_arrivals()
+    told = []
+    batch.on_done(lambda: told.append("done"))
+    batch.stored("broker-0", 7, 3, 100, 1_000, bytes(8))
+    batch.wake()
+    assert told == ["done"]
+    spans.use(None)
+    p.pipeline.shutdown(30)
