@@ -561,6 +561,21 @@ async def test_closing_while_a_topic_is_made_is_an_error_and_no_cancellation(mon
     await cluster.stop()
 
 
+async def test_a_topic_that_is_found_behind_the_close_connects_to_nobody(cluster, monkeypatch):
+    producer = aio.Producer(cluster.nameserver)
+    await producer.start()
+    find = producer._client.topic_route
+
+    async def late(*args, **options):
+        await find(*args, **options)
+        await producer.close()
+
+    monkeypatch.setattr(producer._client, "topic_route", late)
+    with pytest.raises(Closed):
+        await producer.send("t", b"x")
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("link to")]
+
+
 async def test_a_start_that_failed_may_be_tried_again(cluster):
     soon = replace(QUICK, send_timeout_s=20, client=ClientSettings(connect_timeout_s=0.2))
     producer = aio.Producer("127.0.0.1:1", settings=soon)
