@@ -245,8 +245,10 @@ class Outbox:
         id_head = self._ids.head(now_ms)
         self.begun += 1
         batch = Batch(target.topic, way, target.growing, self.begun, id_head, now_ms)
+        # A Ctrl-C may have come between a batch and its call: then the next one makes up for it.
+        overdue = self.arrivals and abs(now_ms - self.arrivals[0].begun_ms) > BATCH_AGE_MS_MAX
+        wake, self._asleep = self._asleep or bool(overdue), False
         self.arrivals.append(batch)
-        wake, self._asleep = self._asleep, False
         return batch, wake
 
 

@@ -72,6 +72,22 @@ def test_the_pump_is_woken_once_until_it_looks(outbox, target, pump):
     assert pump.woken == 2
 
 
+def test_a_pump_that_was_not_woken_for_a_ctrl_c_is_woken_again(target):
+    woken = []
+
+    def wake():
+        woken.append(True)
+        if len(woken) == 1:
+            raise KeyboardInterrupt
+
+    outbox = Outbox(limit_bytes=10_000, frame_bytes=1_000, wake_pump=wake)
+    with pytest.raises(KeyboardInterrupt):
+        add(outbox, target)
+    later, _ = add(outbox, target, now_ms=BATCH_AGE_MS_MAX + 1)
+    assert len(woken) == 2
+    assert outbox.take_arrivals()[-1] is later
+
+
 def test_a_batch_ends_at_the_frame_size(outbox, target):
     batches = [add(outbox, target, bytes(300))[0] for _ in range(4)]
     assert batches[0] is batches[1] is not batches[2] is batches[3]
