@@ -149,5 +149,7 @@ class PendingSend:
 def _call(callback: Callable[[T], object], pending: T) -> None:
     try:
         callback(pending)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an exit or a cancellation would end the producer's event loop, or part
         log.exception("the callback of a receipt failed")

@@ -246,6 +246,26 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 asyncio.run(start_and_close())
 """
 
+FORKED_WHILE_FULL = """
+import os, signal, sys
+import duemq
+
+producer = duemq.Producer(sys.argv[1])
+producer.send("t", b"parent")
+outbox = producer._outbox
+outbox.used_bytes += outbox.limit_bytes
+if os.fork() == 0:
+    signal.alarm(20)
+    try:
+        producer.submit("t", b"child")
+    except duemq.errors.Closed:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+outbox.used_bytes -= outbox.limit_bytes
+producer.send("t", b"parent again")
+"""
+
 LEFT_OPEN = """
 import sys
 import duemq
@@ -257,7 +277,8 @@ for number in range(1000):
 
 
 @pytest.mark.parametrize(
-    ("program", "stored"), [(FORKING, 2), (FORKED_AFTER_THE_LAST, 2), (LEFT_OPEN, 1_000)]
+    ("program", "stored"),
+    [(FORKING, 2), (FORKED_AFTER_THE_LAST, 2), (FORKED_WHILE_FULL, 2), (LEFT_OPEN, 1_000)],
 )
 async def test_a_program(cluster, program, stored):
     """A child process may not use its parent's producer; one left open is closed at exit."""
@@ -283,6 +304,38 @@ def test_blocking_calls_inside_the_loop_thread_are_refused():
         thread.run(inside())
     finally:
         thread.release()
+
+
+async def test_what_would_wait_for_the_loop_thread_is_refused_inside(cluster):
+    """As in a receipt's callback."""
+
+    def program():
+        with duemq.Producer(cluster.nameserver) as producer:
+            producer.send("t", b"1")
+            outbox = producer._outbox
+
+            def full():
+                outbox.used_bytes += outbox.limit_bytes
+                try:
+                    producer.submit("t", b"no")
+                finally:
+                    outbox.used_bytes -= outbox.limit_bytes
+
+            async def inside():
+                for call in (
+                    lambda: producer.send("t", b"no"),
+                    lambda: producer.send_many("t", [b"no"]),
+                    lambda: producer.submit("t", b"2").result(timeout=1),
+                    full,
+                ):
+                    with pytest.raises(RuntimeError, match=r"use duemq\.aio there"):
+                        call()
+
+            producer._hosted.run(inside())
+
+    await asyncio.to_thread(program)
+    stored = [body for broker in cluster.brokers.values() for body in broker.bodies("t")]
+    assert sorted(stored) == [b"1", b"2"]
 
 
 def test_a_timeout_cancels_what_was_asked():

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from duemq import aio
-from duemq.errors import InvalidArgument, Unavailable
+from duemq.errors import Internal, InvalidArgument, Unavailable
 from duemq.producing import handle
 from duemq.producing.cancels import CancelOutcome
 from duemq.settings import ClientSettings
 from duemq.transport import cancel_calls
-from tests.service.fake_cluster import FakeCluster
+from duemq.v1 import timer_pb2
+from tests.service.fake_cluster import FakeCluster, FakeTimer
 from tests.service.running_cluster import WAIT_S, until
 
 
@@ -43,6 +44,19 @@ async def test_a_shard_that_has_not_received_it_yet_is_asked_again(cluster):
         outcomes = await admin.cancel([handle_of(0, 5), handle_of(1, 5)])
     assert outcomes == [CancelOutcome.CANCELLED, CancelOutcome.UNKNOWN]
     assert (cluster.timers[0].asked, cluster.timers[1].asked) == (3, 1)
+
+
+async def test_a_shard_that_answers_too_little_is_broken(monkeypatch):
+    async def forgetful(timer, request, context):
+        return timer_pb2.CancelResponse()
+
+    monkeypatch.setattr(FakeTimer, "Cancel", forgetful)
+    cluster = FakeCluster()
+    await cluster.start("a", timers=1)
+    async with aio.Admin(cluster.nameserver) as admin:
+        with pytest.raises(Internal, match="answered 0 of 1 handles"):
+            await admin.cancel(handle_of(2, 5))
+    await cluster.stop()
 
 
 async def test_a_shard_that_is_away(cluster):

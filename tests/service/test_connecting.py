@@ -8,14 +8,14 @@ import pytest
 
 import duemq
 from duemq import aio
-from duemq.errors import InvalidArgument, Unavailable
-from duemq.settings import ClientSettings
+from duemq.errors import Closed, InvalidArgument, Unavailable
+from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2, timer_pb2
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 from tests.service.fake_cluster import FakeCluster
-from tests.service.running_cluster import until
+from tests.service.running_cluster import WAIT_S, until
 
 SOON = ClientSettings(connect_timeout_s=1.5)
 # Far more than a diagnosis takes: who waits for this has not found out.
@@ -37,6 +37,14 @@ def serve(server, module, service):
 
 async def _unasked(request, context):
     raise AssertionError("only its health is asked for")
+
+
+@pytest.fixture
+async def cluster():
+    cluster = FakeCluster()
+    await cluster.start("a")
+    yield cluster
+    await cluster.stop()
 
 
 async def refusal(address, settings=SOON):
@@ -70,6 +78,45 @@ async def test_who_waits_for_long_says_early_for_what(caplog):
     [said] = caplog.records
     assert said.levelname == "WARNING"
     assert f"waiting for 60 s: connection refused at {address}" in said.message
+
+
+async def begun(client):
+    """A start that waits for a nameserver."""
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return starting
+
+
+async def test_a_close_ends_a_start_at_once():
+    producer = aio.Producer("127.0.0.1:1", settings=ProducerSettings(client=LONG))
+    starting = await begun(producer)
+    await producer.close()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Closed):
+            await starting
+
+
+async def test_who_waits_for_a_topic_hears_of_the_close_at_once(cluster):
+    settings = ProducerSettings(create_topics=False, send_timeout_s=60)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        sending = asyncio.create_task(producer.send("nowhere", b"x"))
+        await asyncio.sleep(0)
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Closed):
+            await sending
+
+
+async def test_of_two_that_start_a_client_one_may_give_up(cluster):
+    client = Client(cluster.nameserver, LONG)
+    first, second = await begun(client), await begun(client)
+    first.cancel()
+    async with asyncio.timeout(WAIT_S):
+        await second
+        assert first.cancelled()
+        cluster.topic("made later")
+        await client.wait_for(lambda routes: routes.route("made later") is not None, WAIT_S)
+    await client.close()
 
 
 async def test_no_such_host():

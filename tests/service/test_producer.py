@@ -147,6 +147,23 @@ async def test_lost_answers_keep_the_order_of_a_key(cluster, producer):
     assert broker.bodies("t") == numbered(500)
 
 
+async def test_an_answer_that_nobody_understands_costs_the_stream_and_no_message(
+    cluster, producer, monkeypatch
+):
+    await producer.send("t", b"x")
+    pump, strange = producer._sender.pump, ["one"]
+    answered = pump.answered
+
+    def understand(*args):
+        if strange:
+            raise KeyError(strange.pop())
+        answered(*args)
+
+    monkeypatch.setattr(pump, "answered", understand)
+    assert [(await producer.send("t", body)).broker for body in numbered(3)] == ["a"] * 3
+    assert sorted(cluster.brokers["a"].bodies("t")) == [b"0", b"1", b"2", b"x"]
+
+
 async def test_a_restarted_broker_gets_each_message_once(cluster, producer):
     broker = cluster.brokers["a"]
     await producer.send("t", b"first")
@@ -487,6 +504,22 @@ async def test_a_broker_that_is_slow_to_make_a_topic_makes_it_all_the_same(two, 
             await producer.send("new", b"y")
 
 
+async def test_a_broker_that_made_a_topic_and_went_is_not_waited_for(two):
+    going = two.brokers["b"]
+    make = going.CreateTopic
+
+    async def create(request, context):
+        two.gone.add("b")
+        return await make(request, context)
+
+    going.CreateTopic = create
+    await going.stop()
+    await going.start()
+    settings = ProducerSettings(send_timeout_s=10 * WAIT_S)
+    async with asyncio.timeout(WAIT_S), aio.Producer(two.nameserver, settings=settings) as producer:
+        assert (await producer.send("new", b"x")).broker == "a"
+
+
 async def test_producers_that_send_one_message_do_not_all_use_one_queue(two, monkeypatch):
     lots = iter(range(1 << 62, (1 << 62) + 64))
     monkeypatch.setattr(
@@ -528,6 +561,21 @@ async def test_closing_while_a_topic_is_made_is_an_error_and_no_cancellation(mon
     await cluster.stop()
 
 
+async def test_a_topic_that_is_found_behind_the_close_connects_to_nobody(cluster, monkeypatch):
+    producer = aio.Producer(cluster.nameserver)
+    await producer.start()
+    find = producer._client.topic_route
+
+    async def late(*args, **options):
+        await find(*args, **options)
+        await producer.close()
+
+    monkeypatch.setattr(producer._client, "topic_route", late)
+    with pytest.raises(Closed):
+        await producer.send("t", b"x")
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("link to")]
+
+
 async def test_a_start_that_failed_may_be_tried_again(cluster):
     soon = replace(QUICK, send_timeout_s=20, client=ClientSettings(connect_timeout_s=0.2))
     producer = aio.Producer("127.0.0.1:1", settings=soon)
@@ -567,6 +615,16 @@ async def test_a_deleted_topic_is_looked_up_again(cluster, producer):
     cluster.push()
     await cluster_forgets(producer, "t")
     assert (await producer.send("t", b"z")).broker == "a"
+
+
+async def test_a_topic_whose_end_was_heard_of_is_made_anew(cluster):
+    async with aio.Producer(cluster.nameserver, settings=QUICK) as producer:
+        await producer.send("t", b"x")
+        del cluster.brokers["a"].topics["t"]
+        cluster.push()
+        await cluster_forgets(producer, "t")
+        assert (await producer.send("t", b"y")).offset == 0
+        assert "t" in cluster.brokers["a"].topics
 
 
 async def cluster_forgets(producer, topic):
@@ -711,6 +769,31 @@ async def test_close_is_bounded(cluster):
     with pytest.raises(Closed, match="unknown"):
         await pending
     broker.gate.set()
+
+
+async def test_who_waits_is_told_though_a_close_is_cancelled_twice(cluster):
+    producer = aio.Producer(cluster.nameserver)
+    await producer.start()
+    await producer.send("t", b"x")
+    cluster.brokers["a"].gate.clear()
+    pending = producer.submit("t", b"y")
+    link = producer._sender._links["a"]
+    end = link.close
+
+    async def cancelled():
+        closing.cancel()
+        await end()
+
+    link.close = cancelled
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert pending.done()
+    with pytest.raises(Closed):
+        await pending
+    cluster.brokers["a"].gate.set()
 
 
 async def test_flush(cluster, producer):

@@ -10,6 +10,7 @@ message costs no object of its own while it is on its way.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from duemq.errors import DuemqError
     from duemq.protocol.route import Queue
+
+log = logging.getLogger("duemq.producer")
 
 _DUE_MS = struct.Struct("<q")
 # Per message, beside body and extras: id, times, framing.
@@ -322,7 +325,10 @@ class Batch:
         """
         if self.sends:
             begun, self.sends = self.sends, []
-            sends.end(self, begun, server)
+            try:
+                sends.end(self, begun, server)
+            except Exception:
+                log.exception("spans of messages to topic %s failed", self.topic)
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()

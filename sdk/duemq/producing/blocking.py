@@ -24,7 +24,7 @@ from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
 from duemq.transport.cluster_client import Addresses
-from duemq.transport.loop_thread import Face, Hosted, blocking
+from duemq.transport.loop_thread import Face, Hosted, blocking, refuse_inside
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
 GRACE_S = 5.0
@@ -80,6 +80,7 @@ class Producer(Face):
         TimerExists; Timeout after `send_timeout_s`, saying whether the message may have been
         stored; Closed.
         """
+        refuse_inside()  # before it is on its way
         pending = self.submit(topic, body, **options)
         return pending.result(self._settings.send_timeout_s + GRACE_S)
 
@@ -154,6 +155,7 @@ class Producer(Face):
         front of a wrong message is sent.  The error (InvalidArgument, TooLarge) names the message
         by its number.  If the iterable raises, what had been read before may be sent.
         """
+        refuse_inside()
         common = Outgoing(b"", **options)
         intake = self._core.intake
         pieces: list[Piece] = []
@@ -203,14 +205,15 @@ class Producer(Face):
             self._hosted.run(self._core._shards_known())
 
     def _wait_for_room(self) -> None:
+        refuse_inside()
         timeout_s = self._settings.send_timeout_s
         deadline = time.monotonic() + timeout_s
         while self._outbox.full:
             gate = threading.Lock()  # guards nothing: released when there is room
             gate.acquire()
-            if self._outbox.on_room(gate.release) and not gate.acquire(
-                timeout=max(0.0, deadline - time.monotonic())
-            ):
+            if not self._outbox.on_room(gate.release):
+                return  # or it is closed: whoever adds is told
+            if not gate.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 raise no_room(self._outbox, timeout_s)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
-from duemq.errors import DuemqError, Unavailable
+from duemq.errors import DuemqError, Internal, Unavailable
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1.view_pb2 import SendResponseView
@@ -106,6 +106,9 @@ class Link:
                 level = logging.INFO if backoff.attempts == 0 else logging.DEBUG
                 log.log(level, "broker %s: no stream: %s", self.broker, error)
                 self._owner.broken(self, error)
+            except Exception as error:  # an answer that is none; without this task nothing leaves
+                log.exception("broker %s: its stream is given up", self.broker)
+                self._owner.broken(self, Internal(f"{self.broker}: {error!r}"))
             self._retry_now.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_s()):

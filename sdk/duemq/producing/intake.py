@@ -32,6 +32,8 @@ from duemq.tracing.sampling import NO_CONTEXT, current_context, runs_of
 
 # The first bite taken from an iterable; later ones as many as fill a frame.
 FIRST_CHUNK_MESSAGES = 512
+# What comes one by one is looked at after so many: how long the next are, nobody knows.
+LOOK_MESSAGES = 128
 # A list may overshoot the frame by so much before it is cut one by one.
 OVERSHOOT = 1.25
 # Each ordering key has a batch of its own while the topic's queues are not known.
@@ -128,14 +130,27 @@ class Intake:
                 limit="an iterable of bytes or Outgoing",
             )
         _check_common(common)
-        all_bodies = isinstance(messages, list | tuple) and _check_all(messages)
+        listed = isinstance(messages, list | tuple)
+        all_bodies = listed and _check_all(messages)  # type: ignore[arg-type]
         rest = iter(messages)
         count = FIRST_CHUNK_MESSAGES
-        while chunk := list(islice(rest, count)):
+        while chunk := list(islice(rest, count)) if listed else self._bite(rest, count):
             yield chunk, all_bodies or _are_bodies(chunk)
             if isinstance(chunk[0], bytes):
                 mean_bytes = len(chunk[0]) + RECORD_BYTES
                 count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
+
+    def _bite(self, rest: Iterator[bytes | Outgoing], count: int) -> list[bytes | Outgoing]:
+        """The next messages: `count`, or what roughly fills a frame."""
+        bite: list[bytes | Outgoing] = []
+        size = 0
+        while len(bite) < count and size < self._frame_bytes:
+            part = list(islice(rest, min(count - len(bite), LOOK_MESSAGES)))
+            if not part:
+                break
+            bite += part
+            size += RECORD_BYTES * len(part) + _bytes_of(part)
+        return bite
 
     def offer_chunk(
         self, target: Target, chunk: Chunk, common: Outgoing, pieces: list[Piece]
@@ -297,6 +312,15 @@ def _check_all(messages: Sequence[bytes | Outgoing]) -> bool:
         except (InvalidArgument, TooLarge) as error:
             raise _of_message(number, error, "nothing was sent") from None
     return False
+
+
+def _bytes_of(messages: Sequence[bytes | Outgoing]) -> int:
+    """Of their bodies, about: what is none is refused later."""
+    try:
+        return sum(map(len, messages))  # type: ignore[arg-type]
+    except TypeError:
+        bodies = (each.body if isinstance(each, Outgoing) else each for each in messages)
+        return sum(len(body) for body in bodies if isinstance(body, bytes | bytearray))
 
 
 def _of_message(number: int, error: DuemqError, sent: str) -> DuemqError:

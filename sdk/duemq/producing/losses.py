@@ -70,7 +70,9 @@ class Losses:
     def _call(self, on_error: OnError, batch: Batch, index: int, error: DuemqError) -> None:
         try:
             on_error(self._receipt_of(batch, index), error)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # as of a receipt's callback
             log.exception("on_error failed for message %s", batch.message_id(index))
 
     def at_the_end(self) -> None:

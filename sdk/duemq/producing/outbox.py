@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
-# messages' deadlines are at most so much too early.
+# messages' deadlines are at most so much too early.  Nor once that clock was set back by as much.
 BATCH_AGE_MS_MAX = 1_000
 BODY_BYTES_MAX = BATCH_BYTES_DEFAULT - 64 * KIB
 """Of a message, whatever the brokers allow: more does not fit a batch."""
@@ -122,7 +122,7 @@ class Outbox:
                 batch is None
                 or batch.size + size > self.frame_bytes
                 or len(batch.bodies) >= BLOCK_MESSAGES
-                or now_ms - batch.begun_ms > BATCH_AGE_MS_MAX
+                or abs(now_ms - batch.begun_ms) > BATCH_AGE_MS_MAX
                 or self._closed is not None
             ):
                 batch, wake = self._begin(target, way, now_ms)
@@ -244,8 +244,10 @@ class Outbox:
         id_head = self._ids.head(now_ms)
         self.begun += 1
         batch = Batch(target.topic, way, target.growing, self.begun, id_head, now_ms)
+        # A Ctrl-C may have come between a batch and its call: then the next one makes up for it.
+        overdue = self.arrivals and abs(now_ms - self.arrivals[0].begun_ms) > BATCH_AGE_MS_MAX
+        wake, self._asleep = self._asleep or bool(overdue), False
         self.arrivals.append(batch)
-        wake, self._asleep = self._asleep, False
         return batch, wake
 
 

@@ -235,8 +235,10 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
                 except Timeout:
                     pass  # each message's receipt says so
                 finally:
-                    await self._timer_calls.close()
-                    await self._sender.close()
+                    try:
+                        await self._timer_calls.close()
+                    finally:
+                        await self._sender.close()
         finally:
             await self._client.close()
         self._losses.at_the_end()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
 from duemq.producing.waiting import until_done
 from duemq.sent import PendingSend, Receipt
+from duemq.transport.loop_thread import refuse_inside
 
 if TYPE_CHECKING:
     from duemq.producing.batch import Batch
@@ -128,7 +129,8 @@ def _copied(error: DuemqError) -> DuemqError:
 
 
 def wait(batch: Batch, timeout_s: float | None) -> None:
-    """Blocks until the batch is done.  Raises Timeout.  Not in the event loop's thread."""
+    """Blocks until the batch is done.  Raises Timeout; RuntimeError in the event loop's thread."""
+    refuse_inside()
     gate = threading.Lock()  # guards nothing: released once by the event loop
     gate.acquire()
     if batch.on_done(gate.release) and not gate.acquire(

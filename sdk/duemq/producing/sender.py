@@ -10,7 +10,7 @@ import secrets
 import time
 from typing import Any
 
-from duemq.errors import DuemqError, Internal, Timeout
+from duemq.errors import Closed, DuemqError, Internal, Timeout
 from duemq.producing.broker_link import Link
 from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.losses import Losses
@@ -55,12 +55,14 @@ class Sender:
     async def open_target(self, topic: str) -> Target:
         """Finds the topic, made if need be, and connects to its brokers.
 
-        Raises TopicNotFound, InvalidArgument, Unavailable.
+        Raises TopicNotFound, InvalidArgument, Unavailable, Closed.
         """
         settings = self.pump.settings
         await self._client.topic_route(
             topic, create=settings.create_topics, timeout_s=settings.send_timeout_s
         )
+        if self._closed:
+            raise Closed("the producer is closed")
         target = self.pump.targets.get(topic)
         if target is None:
             target = self.pump.found(topic, _now_ms(), traced=spans.traced(topic))
@@ -208,8 +210,10 @@ class Sender:
             self._timer.cancel()
         for task in self._finding:
             task.cancel()
-        await asyncio.gather(*(link.close() for link in self._links.values()))
-        self._carry_out(self.pump.close(_now_ms()))
+        try:
+            await asyncio.gather(*(link.close() for link in self._links.values()))
+        finally:  # cancelled or not: somebody may wait for ever
+            self._carry_out(self.pump.close(_now_ms()))
 
 
 def _now_ms() -> float:

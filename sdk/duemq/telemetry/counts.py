@@ -21,10 +21,11 @@ REASONS = (QUEUE_FULL, EXPORT_FAILED, SHUTDOWN)
 class SpanCounts:
     """Thread-safe.  `waiting`, then `under way`, then exported or dropped.
 
-    A forked child begins at zero: what waits is its parent's.
+    A forked child begins at zero: what waits is its parent's.  Closed is closed there, too.
     """
 
     def __init__(self) -> None:
+        self._closed = False
         self._begin()
         reference = weakref.WeakMethod(self._begin)
 
@@ -40,7 +41,6 @@ class SpanCounts:
         self._under_way = 0
         self._exported = 0
         self._dropped = dict.fromkeys(REASONS, 0)
-        self._closed = False
 
     @property
     def waiting(self) -> int:

@@ -7,6 +7,7 @@ be sent within its deadline is dropped and counted: telemetry never holds up the
 from __future__ import annotations
 
 import logging
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -114,11 +115,15 @@ class DueMQSpanExporter(CountingExporter):
         super().__init__()
         self._make_sink = make_sink
         self._sink: Sink | None = None
+        self._parents: Sink | None = None  # kept: to close it would disturb that process
+        self._made_in = 0
 
     def deliver(self, spans: Sequence[ReadableSpan]) -> None:
         """Returns when all is stored."""
-        if self._sink is None:
-            self._sink = self._make_sink()
+        if self._sink is None or self._made_in != os.getpid():
+            # Under a parent process's numbers, brokers would take our batches for its own.
+            self._parents, self._sink = self._sink, self._make_sink()
+            self._made_in = os.getpid()
         step = columns.BATCH_SPANS_MAX
         parts = (spans[at : at + step] for at in range(0, len(spans), step))
         self._sink.send(*map(columns.encode, parts))
@@ -126,7 +131,7 @@ class DueMQSpanExporter(CountingExporter):
     def shutdown(self) -> None:
         """Closes the sink; called by the processor when all is exported."""
         sink, self._sink = self._sink, None
-        if sink is not None:
+        if sink is not None and self._made_in == os.getpid():
             try:
                 sink.close()
             except DuemqError as error:

@@ -58,11 +58,12 @@ class SpanQueue(SpanProcessor):
         # Light spans are small: they wait for a full export, if that leaves room for more.
         self._lights_max = min(self._export_max, max(batch_max, self._waiting_max // 4))
         self._begin()
-        reference = weakref.WeakMethod(self._begin)
+        reference = weakref.ref(self)
 
         def begin_in_child() -> None:
-            if begin := reference():
-                begin()
+            queue = reference()
+            if queue is not None and not queue._ended:
+                queue._begin()
 
         os.register_at_fork(after_in_child=begin_in_child)
 

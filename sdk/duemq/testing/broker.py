@@ -300,6 +300,8 @@ class MemoryBroker:
             self._leave(place, CancelOutcome.FIRED)
             self._make(timer.topic, 1)
             queue_id = self._turn(timer.topic) if timer.queue_id is None else timer.queue_id
+            # The topic may have been made anew with fewer queues.
+            queue_id %= len(self._topics[timer.topic])
             self.append(timer.topic, queue_id, timer.record)
 
     @staticmethod

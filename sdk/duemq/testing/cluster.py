@@ -281,14 +281,14 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     @contextmanager
     def _calling(self, delivery: Delivery) -> Iterator[None]:
         """Around a callback: hears how it ends."""
-        failure: Exception | None = None
+        failure: Exception | SystemExit | None = None
         member = delivery.member
         try:
             with processing.process(
                 delivery.messages, group=member.group, client_id=member.name, blame=errors_of
             ):
                 yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a test framework's own pass
             failure = error
         with self._lock:
             self._groups.finish(delivery, failure)

@@ -28,6 +28,20 @@ from duemq.transport.loop_thread import Hosted
 T = TypeVar("T")
 
 
+class _Targets(dict[str, Target]):
+    """By topic.  One that was deleted, or made anew, since is looked for again."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__()
+        self._broker = broker
+
+    def get(self, topic: str, default: Any = None) -> Any:
+        found = super().get(topic)
+        if found is None or len(found.queues) != len(self._broker.queues_of(topic)):
+            return default
+        return found
+
+
 class AioMemoryProducer(aio.Producer):
     """`duemq.aio.Producer` over a memory broker.  None of its coroutines waits."""
 
@@ -36,6 +50,7 @@ class AioMemoryProducer(aio.Producer):
         self._broker = broker
         self._lock = lock  # guards the broker
         self._started = False
+        self.targets = _Targets(broker)
         frame_bytes = self._settings.frame_bytes
         self.outbox = Outbox(self._settings.buffer_bytes, frame_bytes, self._store_arrivals)
         self._timer_calls = MemoryCalls(self._client, broker, lock)

@@ -13,7 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from duemq.message import traceparents
-from duemq.tracing import spans
+from duemq.tracing import guarded, spans
 from duemq.tracing.attributes import (
     ATTEMPT,
     BODY_BYTES,
@@ -81,7 +81,7 @@ def process(
         for index, span in real.items():
             if index in blamed:
                 spans.fail(span, blamed[index])
-            span.end()
+            guarded.end(span)
         rest = [index for index in chosen if index not in real]
         if light is not None and rest:
             times = started_ns, max(started_ns, time_ns())

@@ -42,6 +42,7 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from duemq.protocol.names import SYSTEM_SIGN
+from duemq.tracing import guarded
 from duemq.tracing.attributes import (
     ATTEMPT,
     BATCH_COUNT,
@@ -164,13 +165,13 @@ class SendSpan:
         attributes = server_of(server) | {QUEUE: str(queue), QUEUE_OFFSET: offset}
         attributes |= filled({MESSAGE_ID: message_id, BROKER: broker, DUE_MS: due_ms})
         self._span.set_attributes(attributes)
-        self._span.end()
+        guarded.end(self._span)
 
     def failed(self, error: BaseException, *, message_id: str = "") -> None:
         """It was not stored, or nobody knows."""
         self._span.set_attributes(filled({MESSAGE_ID: message_id}))
         fail(self._span, error)
-        self._span.end()
+        guarded.end(self._span)
 
 
 def start_send(
@@ -199,7 +200,8 @@ def start_send(
     attributes |= filled({MESSAGE_ID: message_id, KEY: key, TAG: tag})
     tracer = _chosen if chosen else _tracer
     assert tracer is not None
-    span = tracer.start_span(
+    span = guarded.start(
+        tracer,
         f"send {topic}",
         context=_context(creation) if creation is not None else None,
         # By the conventions: PRODUCER is the span that is the creation context.
@@ -319,7 +321,7 @@ def record(
     span = begin(operation, topic, kind, attributes, list(found.sampled), start_ns)
     if error is not None:
         fail(span, error, end_ns)
-    span.end(end_ns)
+    guarded.end(span, end_ns)
 
 
 def begin(
@@ -335,7 +337,8 @@ def begin(
     While `enabled`.  Of a malformed context, none: a trace of its own.
     """
     assert _tracer is not None
-    return _tracer.start_span(
+    return guarded.start(
+        _tracer,
         f"{operation} {topic}",
         context=_context(creations[0] if creations else None),
         kind=kind,

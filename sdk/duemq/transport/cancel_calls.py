@@ -17,7 +17,7 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
-from duemq.errors import Timeout
+from duemq.errors import Internal, Timeout
 from duemq.transport import status
 from duemq.v1 import timer_pb2, timer_pb2_grpc
 from duemq.v1.message_pb2 import TimerHandle
@@ -141,4 +141,7 @@ async def call(
     """One request; a result for each of its handles."""
     stub = timer_pb2_grpc.TimerStub(channel)
     answer = await status.answer(stub.Cancel(request, timeout=left_s), address)
+    given, asked = len(answer.results), len(request.handles)
+    if given != asked:
+        raise Internal(f"{address} answered {given} of {asked} handles")
     return answer.results

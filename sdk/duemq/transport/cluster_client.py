@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -19,7 +18,6 @@ from duemq.errors import (
     DuemqError,
     InvalidArgument,
     MissingBroker,
-    Timeout,
     TopicNotFound,
     Unavailable,
 )
@@ -105,6 +103,8 @@ class Client:
         self._learned: dict[str, Broker] = {}
         self._making: set[asyncio.Task[str]] = set()
         self._addresses: dict[str, str] = {}  # of brokers and timer shards, as they were last
+        self._starting = 0
+        self._started = False
         self._closed = False
         self.cancel_calls = CancelCalls(self.channel)
 
@@ -125,13 +125,18 @@ class Client:
             self._watcher = watcher
             watcher.on_change(self._routes_changed)
             watcher.start()
+        self._starting += 1
         try:
             await self._connected(watcher, self.settings.connect_timeout_s)
+            self._started = True
         except BaseException:
-            if self._watcher is watcher:
+            # One of several callers that gives up takes nobody along.
+            if self._starting == 1 and not self._started:
                 self._watcher = None
-            await watcher.stop()
+                await watcher.stop()
             raise
+        finally:
+            self._starting -= 1
 
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
         ready = asyncio.create_task(watcher.ready(timeout_s))
@@ -212,7 +217,7 @@ class Client:
         self._listeners.remove(listener)
 
     async def wait_for(self, condition: Callable[[RouteCache], bool], timeout_s: float) -> None:
-        """Until the routes fulfil `condition`.  Raises Timeout or Unavailable."""
+        """Until the routes fulfil `condition`.  Raises Timeout, Unavailable, Closed."""
         if self._watcher is None or self._closed:
             raise Closed("the client is closed")
         await self._watcher.wait_for(condition, timeout_s)
@@ -224,11 +229,14 @@ class Client:
         """
         assert self._watcher is not None
         before = self._routes.broker(broker)
-        with suppress(Timeout, Unavailable):
-            await self._watcher.wait_for(
-                lambda routes: routes.broker(broker) != before, backoff.next_s()
-            )
+        wait_s = backoff.next_s()
+        try:
+            await self._watcher.wait_for(lambda routes: routes.broker(broker) != before, wait_s)
             backoff.attempts = 1  # short again, and the first failure was told
+        except Unavailable:
+            pass
+        except Closed:
+            await asyncio.sleep(wait_s)  # who goes on all the same does so slowly
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`, shared; connects with the first call."""
@@ -317,9 +325,11 @@ class Client:
         makers = await self._create_once(topic, timeout_s) if create else frozenset[str]()
 
         def served(routes: RouteCache) -> bool:
-            # By all that made it: a route that grows by the second would move ordering keys.
+            # By all that made it and are there: a route that grows by the second would move
+            # ordering keys.
+            there = {name for name in makers if routes.broker(name) is not None}
             found = routes.route(topic)
-            return found is not None and makers <= {each.broker for each in found.brokers}
+            return found is not None and there <= {each.broker for each in found.brokers}
 
         cause: DuemqError | None = None
         try:

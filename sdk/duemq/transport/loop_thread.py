@@ -129,6 +129,13 @@ class LoopThread:
             self.loop.close()
 
 
+def refuse_inside() -> None:
+    """For what waits for the thread in another way than by `run`.  Raises RuntimeError in it."""
+    shared = LoopThread._shared
+    if shared is not None and shared.inside:
+        shared.refuse()
+
+
 class Hosted:
     """An asyncio client that lives in the loop thread, for the synchronous one in front of it."""
 

@@ -251,6 +251,6 @@ def _gather(
                 name = ref.store_id, ref.queue_id, ref.offset
             else:
                 shard, name = timer_keys.shard_of(*ref, len(begins)), ref
-            call, _ = calls.lanes.gather((*way, shard), name, now, begins[shard])
+            call, _ = calls.gather((*way, shard), name, now, begins[shard])
             call.add(part, index, ref, due)
     calls.run()

@@ -10,9 +10,10 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Callable, Hashable, Iterable
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
-from duemq.producing.keyed.lanes import Call, Lanes
+from duemq.producing.keyed.lanes import C, Call, Lanes
 from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
@@ -48,6 +49,14 @@ class TimerCalls:
                 raise no_shard() from None
         return self.shards
 
+    def gather(
+        self, way: Hashable, timer: Hashable, now: float, begin: Callable[[], C]
+    ) -> tuple[C, bool]:
+        """As of Lanes.  With the lock held.  Raises Closed: nobody would send it any more."""
+        if self._closed:
+            raise Closed("the client is closed")
+        return self.lanes.gather(way, timer, now, begin)
+
     def start(self) -> None:
         """In the event loop that it is to run in."""
         self._loop = asyncio.get_running_loop()
@@ -70,6 +79,8 @@ class TimerCalls:
         asked = False
         try:
             await call.prepare()
+            if call.deadline <= time.monotonic():  # others were in front of it
+                raise Timeout("the timer shard did not answer what was asked before")
             request = call.request(secrets.token_bytes(REQUEST_ID_BYTES))
 
             async def attempt(left_s: float) -> None:
@@ -100,9 +111,9 @@ class TimerCalls:
 
     async def flush(self, timeout_s: float) -> None:
         """Waits until all that was asked before is answered.  Raises Timeout."""
-        self.run()
         with self.lock:
             asked = self.lanes.open()
+        self.run()  # behind that: of what others ask meanwhile none may be under way
         deadline = time.monotonic() + timeout_s
         while left := [call for call in asked if not call.done]:
             left_s = deadline - time.monotonic()
@@ -117,12 +128,19 @@ class TimerCalls:
         with self.lock:
             self._closed = True
             given_up = self.lanes.give_up()
-        for call in given_up:
-            call.failed(Closed("the client was closed before it was sent"), asked=False)
-            call.done = True
+        _give_up(given_up)
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        with self.lock:
+            not_begun = self.lanes.open()  # a task that ends before its first step does nothing
+        _give_up(not_begun)
+
+
+def _give_up(calls: Iterable[Call]) -> None:
+    for call in calls:
+        call.failed(Closed("the client was closed before it was sent"), asked=False)
+        call.done = True
 
 
 def no_shard() -> Unavailable:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from duemq.errors import InvalidArgument, TooLarge
+from duemq.errors import Closed, InvalidArgument, TooLarge
 from duemq.producing.batch import RECORD_BYTES, Labels
 from duemq.producing.keyed.batch import KeyedBatch, ScheduleCall
 from duemq.producing.keyed.calls import no_shard
@@ -94,7 +94,11 @@ class KeyedIntake:
 
         way = topic, shard, queue, due.field, if_absent
         with calls.lock:
-            call, begun = calls.lanes.gather(way, (topic, timer_key), now, begin)
+            try:
+                call, begun = calls.gather(way, (topic, timer_key), now, begin)
+            except Closed:  # since the room was reserved
+                outbox.release(size)
+                raise
             batch = call.batch
             index = len(batch.bodies)
             if index >= batch.traced_next or parent is not None:

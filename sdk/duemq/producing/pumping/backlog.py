@@ -60,6 +60,15 @@ class Backlog:
         """It waits in front of its topic's pool, for any broker."""
         self._pools.setdefault(batch.topic, deque()).appendleft(batch)
 
+    def drop_done(self, batch: Batch) -> None:
+        """Where the batch waits, those at the head that are done go: nobody else may ever look."""
+        if batch.queue is not None:
+            lane = self._lane(batch.queue.broker, batch, batch.queue.queue_id)
+            if not _without_done(lane.waiting):
+                self._busy[lane.broker].pop(lane, None)
+        elif batch.topic in self._pools and not _without_done(self._pools[batch.topic]):
+            del self._pools[batch.topic]
+
     def keep_turn(self, lane: SequenceLane) -> None:
         """The lane may have got something that waits."""
         if lane.waiting:
@@ -120,9 +129,7 @@ class Backlog:
         return Frame(batches, lanes) if batches else None
 
     def _next_of(self, lane: SequenceLane, room: int | None) -> Batch | None:
-        waiting = lane.waiting
-        while waiting and waiting[0].done:
-            waiting.popleft()
+        waiting = _without_done(lane.waiting)
         if not waiting or not lane.sendable:
             return None
         if room is not None and waiting[0].size > room:
@@ -133,9 +140,7 @@ class Backlog:
         self, broker: str, topic: str, room: int | None, now_ms: float
     ) -> SequenceLane | None:
         """For the first batch of the pool, if the broker may take it now."""
-        pool = self._pools[topic]
-        while pool and pool[0].done:
-            pool.popleft()
+        pool = _without_done(self._pools[topic])
         if not pool:
             del self._pools[topic]
             return None
@@ -181,3 +186,10 @@ class Backlog:
         batch.encode(lane.queue_id, lane.number())
         batch.broker = lane.broker
         batch.in_flight = True
+
+
+def _without_done(waiting: deque[Batch]) -> deque[Batch]:
+    """Drops what is done at its head."""
+    while waiting and waiting[0].done:
+        waiting.popleft()
+    return waiting

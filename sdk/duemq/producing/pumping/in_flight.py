@@ -130,6 +130,12 @@ class InFlight:
         self.up = False
         self.last_error = error
 
+    def drop_done(self) -> None:
+        """Frames of which all was given up are not sent again.  Only while there is no stream."""
+        self._kept = _wanted(self._kept)
+        self._unanswered = deque(_wanted(self._unanswered))
+        self.bytes = sum(frame.size for frame in (*self._kept, *self._unanswered))
+
     def answered(self, request_id: int, results: int) -> Frame:
         """The frame that an answer with so many results is for.
 
@@ -154,3 +160,7 @@ class InFlight:
     def keeps(self, batch: Batch) -> bool:
         """It was refused and waits to be sent again: nothing of it is on its way."""
         return any(batch in frame.batches for frame in self._kept)
+
+
+def _wanted(frames: Iterable[Frame]) -> list[Frame]:
+    return [frame for frame in frames if not all(batch.done for batch in frame.batches)]

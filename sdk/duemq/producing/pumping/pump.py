@@ -169,8 +169,12 @@ class Pump:
     def routes_changed(self) -> None:
         """Brokers or queues came or went."""
         self._backlog.routes_changed()
-        for target in self.targets.values():
-            target.queues = self._routes.keyed(target.topic) or target.queues
+        for topic, target in list(self.targets.items()):
+            queues = self._routes.keyed(topic)
+            if queues:
+                target.queues = queues
+            else:  # deleted, as none of its brokers is away: the next call asks anew
+                del self.targets[topic]
 
     # ── what is done ─────────────────────────────────────────────────────────────────
 
@@ -260,6 +264,8 @@ class Pump:
         for each in self._in_flight.values():
             if now_ms < each.paused_until_ms < next_ms:
                 next_ms = each.paused_until_ms
+        if self._backlog:  # the one that is not avoided may not answer
+            next_ms = min(next_ms, *self._health.avoided(now_ms).values(), NEVER)
         return next_ms
 
     # ── what streams tell ────────────────────────────────────────────────────────────
@@ -270,7 +276,9 @@ class Pump:
 
     def broke(self, broker: str, error: DuemqError, now_ms: float) -> None:
         """A stream broke or did not come up: new messages avoid the broker for a while."""
-        self.to(broker).broke(error)
+        in_flight = self.to(broker)
+        in_flight.broke(error)
+        in_flight.drop_done()
         self._health.failed(broker, now_ms)
 
     def answered(self, broker: str, answer: Answer, now_ms: float) -> None:
@@ -395,6 +403,7 @@ class Pump:
         if not batch.in_flight:
             cause = self._cause(batch)
             self._fail(batch, Timeout(f"not sent within {seconds} s{cause}", limit=seconds))
+            self._backlog.drop_done(batch)
             return
         in_flight, lane = self.to(batch.broker), self._backlog.lane_of(batch)
         cause = f": {in_flight.last_error}" if in_flight.last_error else ""

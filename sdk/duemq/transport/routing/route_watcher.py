@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from duemq.errors import DuemqError, Timeout, Unavailable
+from duemq.errors import Closed, DuemqError, Timeout, Unavailable
 from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.route import (
     Broker,
@@ -118,6 +118,7 @@ class RouteWatcher:
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     @property
@@ -142,7 +143,9 @@ class RouteWatcher:
             ]
 
     async def stop(self) -> None:
-        """Ends the watch; the cache stays."""
+        """Ends the watch, for good; the cache stays."""
+        self._stopped = True
+        self._changed.set()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -154,11 +157,13 @@ class RouteWatcher:
         """Returns once `condition(cache)` holds after an update was seen, ever.
 
         Raises Unavailable if no nameserver answered in time, Timeout if only the condition is
-        missing.
+        missing, Closed once the watch has ended.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 while not (self.cache.version and condition(self.cache)):
+                    if self._stopped:
+                        raise Closed("the client is closed")
                     changed = self._changed
                     await changed.wait()
         except TimeoutError:

@@ -72,6 +72,22 @@ def test_the_pump_is_woken_once_until_it_looks(outbox, target, pump):
     assert pump.woken == 2
 
 
+def test_a_pump_that_was_not_woken_for_a_ctrl_c_is_woken_again(target):
+    woken = []
+
+    def wake():
+        woken.append(True)
+        if len(woken) == 1:
+            raise KeyboardInterrupt
+
+    outbox = Outbox(limit_bytes=10_000, frame_bytes=1_000, wake_pump=wake)
+    with pytest.raises(KeyboardInterrupt):
+        add(outbox, target)
+    later, _ = add(outbox, target, now_ms=BATCH_AGE_MS_MAX + 1)
+    assert len(woken) == 2
+    assert outbox.take_arrivals()[-1] is later
+
+
 def test_a_batch_ends_at_the_frame_size(outbox, target):
     batches = [add(outbox, target, bytes(300))[0] for _ in range(4)]
     assert batches[0] is batches[1] is not batches[2] is batches[3]
@@ -98,6 +114,14 @@ def test_an_old_batch_takes_no_more(outbox, target):
     old, _ = add(outbox, target, now_ms=0)
     assert add(outbox, target, now_ms=BATCH_AGE_MS_MAX)[0] is old
     assert add(outbox, target, now_ms=BATCH_AGE_MS_MAX + 1)[0] is not old
+
+
+def test_a_batch_takes_no_more_once_the_clock_was_set_back(outbox, target):
+    old, _ = add(outbox, target, now_ms=3_600_000)
+    assert add(outbox, target, now_ms=3_599_990)[0] is old
+    new, _ = add(outbox, target, now_ms=5)
+    assert new is not old
+    assert add(outbox, target, now_ms=6)[0] is new
 
 
 def test_a_sealed_batch_takes_no_more(outbox, target):

@@ -1,3 +1,4 @@
+import asyncio
 import pickle
 import struct
 
@@ -6,6 +7,7 @@ import pytest
 from duemq.errors import InvariantError, NotAllSent, ReadOnly, Timeout
 from duemq.producing import handle
 from duemq.producing.batch import Batch
+from duemq.producing.losses import Losses
 from duemq.producing.receipt import PendingReceipt, Receipts, receipt, wait
 from duemq.protocol.due import DELAYS_MS
 
@@ -41,6 +43,24 @@ def test_a_delayed_receipt():
         11,
         2_000,
     )
+
+
+@pytest.mark.parametrize("raised", [KeyError, SystemExit, asyncio.CancelledError])
+def test_what_callbacks_raise_is_logged_and_stops_nobody(raised, caplog):
+    def fail(*_):
+        raise raised
+
+    made, told = batch(1), []
+    PendingReceipt(made, 0).add_done_callback(fail)
+    PendingReceipt(made, 1).add_done_callback(told.append)
+    stored(made)
+    PendingReceipt(made, 1).add_done_callback(fail)
+    assert len(told) == 1
+    lost = batch(2)
+    lost.failed(ReadOnly("full"))
+    Losses(PendingReceipt, fail).add(lost, lost.error)
+    lines = [record.getMessage().partition(" failed")[0] for record in caplog.records]
+    assert lines == ["the callback of a receipt"] * 2 + ["on_error"] * 2
 
 
 def test_waiting():

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider, sampling
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
@@ -360,3 +360,50 @@ def test_what_the_messages_of_a_frame_share_is_asked_for_once(only_light, monkey
     assert len(asked) == len(frames)
     assert carried(frames) == only_light.exported()
     assert len(only_light.exported()) >= COUNT
+
+
+class Failing(sampling.Sampler):
+    def should_sample(self, *_, **__):
+        raise RuntimeError("no idea")
+
+    def get_description(self):
+        return "Failing"
+
+
+@CALLS
+def test_a_sampler_that_raises_costs_the_span_and_not_the_message(producer, call):
+    p = producer(Failing())
+    getattr(p, call)(3)
+    getattr(p, call)(3, key="k")
+    assert sum(len(batch.records.records) for batch in p.answered()) == 6
+    assert p.exported() == set()
+
+
+class Raising(SpanProcessor):
+    def on_end(self, span):
+        raise RuntimeError("no room")
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("away")])
+def test_who_waits_is_told_though_a_span_processor_raises(producer, error):
+    p = producer(ON)
+    p.provider.add_span_processor(Raising())
+    p.submit(2)
+    told = []
+    for batch in p.outbox.arrivals:
+        batch.on_done(lambda: told.append("done"))
+    p.answered(error)
+    assert told == ["done"]
+
+
+def test_who_waits_is_told_though_a_broker_answered_fewer_due_times_than_messages():
+    p = Producer(ON, TracerProvider)
+    p.submit(2, delay="1s")
+    [batch] = p.outbox.take_arrivals()
+    told = []
+    batch.on_done(lambda: told.append("done"))
+    batch.stored("broker-0", 7, 3, 100, 1_000, bytes(8))
+    batch.wake()
+    assert told == ["done"]
+    spans.use(None)
+    p.pipeline.shutdown(30)

@@ -1,5 +1,6 @@
 """When spans that wait are exported, and how many at once."""
 
+import os
 import threading
 
 import pytest
@@ -108,3 +109,21 @@ def test_what_does_not_fill_an_export_goes_after_a_while(queue):
     queue.put(frame(3))
     queue.on_end(finished())
     assert sorted(queue.exporter.wait_for(2)) == [1, 3]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_in_a_forked_child_a_queue_goes_on_unless_it_had_ended(queue, ended):
+    """Of a parent that had its tracing end before it forks, its children have their own."""
+    if ended:
+        queue.shutdown()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            queue.put(frame(3))
+            queue.on_end(finished())
+            queue.force_flush()
+            code = 10 + sum(queue.exporter.exports)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (10 if ended else 14)

@@ -3,7 +3,7 @@ import os
 import threading
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
@@ -199,6 +199,41 @@ def test_a_forked_child_counts_from_zero():
         os._exit(whole)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (counts.waiting, counts.dropped["queue_full"]) == (1, 1)
+
+
+def test_a_forked_child_has_a_sink_of_its_own_and_leaves_its_parent_s_open():
+    """Numbers of its own among that: brokers drop what comes twice under the same ones."""
+    made, closed = [], []
+
+    class Sink:
+        def __init__(self):
+            made.append(self)
+            self.sent = 0
+
+        def send(self, *bodies):
+            self.sent += 1
+
+        def close(self):
+            closed.append(self)
+
+    exporter = DueMQSpanExporter(Sink)
+    span = ReadableSpan("s")
+    exporter.deliver([span])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            exporter.deliver([span])
+            exporter.shutdown()
+            sent, own_alone_is_closed = [sink.sent for sink in made], closed == made[1:]
+            code = 7 if sent == [1, 1] and own_alone_is_closed else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    exporter.deliver([span])
+    exporter.shutdown()
+    assert [sink.sent for sink in made] == [2]
+    assert closed == made
 
 
 def test_a_process_tells_all_that_it_lost(sink, monkeypatch):

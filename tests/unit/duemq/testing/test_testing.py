@@ -1,6 +1,7 @@
 """The twin for users' tests, as far as a cluster has nothing like it; the rest: tests/cluster."""
 
 import inspect
+import sys
 import threading
 from datetime import UTC, datetime
 
@@ -27,6 +28,27 @@ def cluster():
 def producer(cluster):
     with cluster.producer() as producer:
         yield producer
+
+
+def test_a_topic_that_was_deleted_is_made_anew_by_the_next_send(cluster, producer):
+    producer.send("t", b"old")
+    cluster.delete_topic("t")
+    assert producer.send("t", b"new").offset == 0
+    assert [message.body for message in cluster.messages("t")] == [b"new"]
+
+
+def test_ordering_keys_have_queues_of_a_topic_that_was_made_anew_with_fewer(cluster, producer):
+    keys = [f"k{number}" for number in range(20)]
+    cluster.create_topic("t", queues=8)
+    for key in keys:
+        producer.send("t", b"delayed", ordering_key=key, delay="1h")
+        producer.send("t", b"keyed", ordering_key=key, delay="1h", timer_key=key)
+    cluster.delete_topic("t")
+    cluster.create_topic("t", queues=2)
+    assert {producer.send("t", b"now", ordering_key=key).queue for key in keys} == {0, 1}
+    cluster.advance("1h")
+    assert {message.queue for message in cluster.messages("t")} == {0, 1}
+    assert len(cluster.messages("t")) == 3 * len(keys)
 
 
 def test_twins_are_what_annotations_ask_for(cluster, producer):
@@ -171,6 +193,22 @@ def test_errors_can_be_raised(producer, cluster):
             cluster.advance("1s")
         cluster.advance("1h")
     assert attempts == [0, 1, 2]
+
+
+def test_an_exit_fails_its_message_and_a_test_that_fails_in_a_callback_fails(cluster, producer):
+    def leave(message):
+        if message.body == b"exit":
+            sys.exit(1)
+        pytest.fail("seen")
+
+    with cluster.push_consumer("g", "t", leave):
+        producer.send("t", b"exit")
+        cluster.deliver()
+        [retry] = cluster.pending()
+        assert retry.body == b"exit"
+        producer.send("t", b"fail")
+        with pytest.raises(pytest.fail.Exception, match="seen"):
+            cluster.deliver()
 
 
 async def unfinished():

@@ -3,7 +3,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import (
@@ -174,6 +174,27 @@ def test_a_callback_that_raises_fails_its_span_and_still_raises(recorded):
     (span,) = recorded.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR
     assert span.attributes[attribute.ERROR_TYPE] == "KeyError"
+
+
+class Raising(SpanProcessor):
+    def on_start(self, span, parent_context=None):
+        if span.name.startswith("receive"):
+            raise RuntimeError("at the start")
+
+    def on_end(self, span):
+        raise RuntimeError("at the end")
+
+
+def test_a_span_processor_that_raises_fails_neither_callback_nor_pull():
+    provider = TracerProvider(sampler=ParentBased(ALWAYS_ON))
+    provider.add_span_processor(Raising())
+    tracing.use(provider)
+    try:
+        with processing.process([received()]):
+            pass
+        receive("orders", records=encoded(SAMPLED))
+    finally:
+        tracing.use(None)
 
 
 def test_of_a_batch_only_what_is_named_fails_its_span(recorded):

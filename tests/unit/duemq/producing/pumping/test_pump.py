@@ -228,6 +228,17 @@ def test_a_topic_that_is_gone_is_asked_for_anew(cluster):
     assert "t" not in cluster.pump.targets
 
 
+def test_a_topic_whose_end_was_heard_of_is_asked_for_anew_and_one_that_is_away_is_not(cluster):
+    cluster.submit("k")
+    cluster.serve()
+    assert "t" in cluster.pump.targets
+    cluster.serve(Route("other", (BrokerQueues("a", "h:1", 1),)))
+    cluster.serve(Route("t", (BrokerQueues("a", "h:1", 1),)))
+    cluster.open()
+    cluster.serve(Route("other", (BrokerQueues("a", "h:1", 1),)))
+    assert "t" not in cluster.pump.targets
+
+
 def test_what_is_not_sent_in_time_says_so():
     cluster = PlayedCluster()
     batch = cluster.submit()
@@ -238,6 +249,38 @@ def test_what_is_not_sent_in_time_says_so():
     assert "not sent within 10.0 s (a: h:1: cannot connect)" in str(batch.error)
     cluster.connect()
     assert frames(cluster) == []
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_what_was_given_up_while_no_broker_is_there_is_not_kept(key):
+    cluster = PlayedCluster()
+    for _ in range(20):
+        cluster.submit(key)
+        cluster.pass_ms(SEND_TIMEOUT_S * 1000)
+    backlog = cluster.pump._backlog
+    waiting = [*backlog._pools.values(), *(lane.waiting for lane in backlog._lanes.values())]
+    assert sum(map(len, waiting)) == 0
+    assert not backlog
+    later = cluster.submit(key)
+    cluster.connect()
+    cluster.serve_all()
+    assert later.error is None
+
+
+def test_a_broker_is_avoided_no_longer_though_nothing_else_happens():
+    """The other one does not answer."""
+    cluster = connected(PlayedCluster(("a", "b"), in_flight=1))
+    cluster.submit()
+    slow, frozen = "ab" if frames(cluster, "a") else "ba"
+    cluster.now_ms += 2_000
+    cluster.serve_all(slow)
+    cluster.submit()
+    assert len(frames(cluster, frozen)) == 1
+    waiting = cluster.submit()
+    for _ in range(2):
+        assert frames(cluster, slow) == []
+        cluster.pass_ms(cluster.next_ms - cluster.now_ms)
+    assert frames(cluster, slow) == [[waiting.number]]
 
 
 def test_what_nobody_serves_says_so(cluster):
@@ -260,6 +303,20 @@ def test_what_is_not_answered_in_time_may_be_stored_and_costs_the_stream(cluster
     cluster.serve_all()
     assert later.error is None
     assert (later.epoch, later.sequence) == (1, 0)
+
+
+def test_what_was_on_its_way_to_a_broker_that_is_gone_and_is_given_up_is_not_kept(cluster):
+    first = cluster.submit("k")
+    cluster.break_stream()
+    in_flight = cluster.pump.to("a")
+    assert (in_flight.idle, in_flight.bytes) == (False, first.size)
+    cluster.pass_ms(SEND_TIMEOUT_S * 1000)
+    cluster.break_stream()  # it did not come up
+    assert (in_flight.idle, in_flight.bytes) == (True, 0)
+    later = cluster.submit("k")
+    cluster.connect()
+    cluster.serve_all()
+    assert (later.error, later.epoch) == (None, 1)
 
 
 def test_an_answer_that_fits_no_frame_is_an_error(cluster):

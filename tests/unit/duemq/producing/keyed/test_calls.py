@@ -1,0 +1,88 @@
+"""Requests to timer shards while threads ask and the client closes."""
+
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from duemq.errors import Closed, Timeout, Unavailable
+from duemq.producing.batch import NO_LABELS
+from duemq.producing.batch_encoding import NO_EXTRAS
+from duemq.producing.keyed import asks
+from duemq.producing.keyed.calls import TimerCalls
+from duemq.producing.keyed.intake import KeyedIntake
+from duemq.producing.outbox import Outbox, Target
+from duemq.protocol.due import DELAYS_MS, Due
+from duemq.settings import ClientSettings
+
+SHARD_0 = partial(asks.CancelCall, 0, 0.0, time.monotonic() + 30)
+
+
+class Away:
+    """A client that finds no shard."""
+
+    settings = ClientSettings()
+    routes = SimpleNamespace(key_shards=1)
+
+    def __init__(self):
+        self.asked = 0
+
+    def timer_shard(self, number):
+        self.asked += 1
+        raise Unavailable("away", field="timer_shard", retryable=False)
+
+
+@pytest.fixture
+def calls():
+    return TimerCalls(Away())
+
+
+def ask(calls, key):
+    part = asks.Part(1)
+    asks._gather(calls, [SHARD_0], "way", part, None, [(0, ("t", key))])
+    return part
+
+
+async def test_a_question_behind_the_close_is_refused(calls):
+    before = ask(calls, "k")
+    await calls.close()
+    assert isinstance(before.results[0], Closed)
+    with pytest.raises(Closed):
+        ask(calls, "k")
+
+
+async def test_what_is_too_late_is_not_sent(calls):
+    late = asks.CancelCall(0, 0.0, time.monotonic() - 1)
+    part = asks.Part(1)
+    asks._gather(calls, [lambda: late], "way", part, None, [(0, ("t", "k"))])
+    await part.done
+    assert isinstance(part.results[0], Timeout)
+    assert not part.heard
+    assert calls.client.asked == 0
+
+
+async def test_a_message_whose_producer_closes_meanwhile_is_refused(calls):
+    outbox = Outbox(1 << 20, 1 << 20, lambda: None)
+    target = Target("t", (), traced=False)
+    await calls.close()
+    given = target, None, b"x", NO_EXTRAS, Due(DELAYS_MS, 5), 1, NO_LABELS, None, "k"
+    with pytest.raises(Closed):
+        KeyedIntake(outbox, calls, None, 30).add(*given, if_absent=False)
+    assert outbox.used_bytes == 0
+
+
+async def test_a_flush_does_not_wait_for_what_another_thread_asks_behind_it(calls, monkeypatch):
+    asked = []
+    take = calls.lanes.take
+
+    def taken_and_asked_again():
+        taken = take()
+        if not asked:
+            asked.append(calls.lanes.gather("way", ("t", "k"), 0.0, SHARD_0))
+        return taken
+
+    monkeypatch.setattr(calls.lanes, "take", taken_and_asked_again)
+    await calls.flush(30)
+    assert asked
+    await calls.close()

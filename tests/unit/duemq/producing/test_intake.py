@@ -1,0 +1,35 @@
+"""How what is given to `send_many` is cut."""
+
+import pytest
+
+from duemq.message import Outgoing
+from duemq.producing.intake import FIRST_CHUNK_MESSAGES, LOOK_MESSAGES, Intake
+from duemq.producing.outbox import Outbox
+
+FRAME_BYTES = 100_000
+
+
+@pytest.fixture
+def intake():
+    return Intake(Outbox(1 << 30, FRAME_BYTES, lambda: None), FRAME_BYTES)
+
+
+def chunks(intake, messages):
+    return [chunk for chunk, _ in intake.chunks(messages, Outgoing(b""))]
+
+
+@pytest.mark.parametrize("long", [bytes(5_000), Outgoing(bytes(5_000))])
+def test_long_messages_behind_short_ones_are_not_read_by_the_thousand(intake, long):
+    """A chunk is in memory before the first of it is sent."""
+    given = [b""] * (FIRST_CHUNK_MESSAGES + 1) + [long] * 1_000
+    got = chunks(intake, iter(given))
+    assert [each for chunk in got for each in chunk] == given
+    assert max(chunk.count(long) for chunk in got) <= LOOK_MESSAGES
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_messages_of_one_length_fill_frames(intake, kind):
+    got = chunks(intake, kind([bytes(36)] * 5_000))
+    full = FRAME_BYTES // 100
+    assert sum(map(len, got)) == 5_000
+    assert {len(chunk) for chunk in got[1:-1]} == {full}
