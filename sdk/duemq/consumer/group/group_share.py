@@ -124,7 +124,9 @@ class GroupShare:
             for queue in route.readable
         )
         now_ms = int(time.time() * 1000)
-        self._holdings = Holdings(settings.start_from, older, now_ms, in_order=self._in_order)
+        self._holdings = Holdings(
+            settings.start_from, older, now_ms, client.routes.topic_id, in_order=self._in_order
+        )
         self._by_source: dict[Source, Holding] = {}
         self._fetchers: dict[str, Fetcher] = {}
         self._hanging = False  # callbacks that did not end before the close
@@ -278,9 +280,7 @@ class GroupShare:
         """Stops, lets running callbacks end, commits, and only then tells the coordinator."""
         for holding in holdings:
             self._stop(holding)
-        limit_s = self._settings.release_timeout_s
-        if self._in_order:
-            limit_s = max(limit_s, WARN_S)
+        limit_s = max(self._settings.release_timeout_s, WARN_S if self._in_order else 0.0)
         while busy := await self._give_up(holdings, limit_s):
             self._warn_of_callbacks(limit_s)
             if not self._in_order:
