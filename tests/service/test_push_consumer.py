@@ -1042,6 +1042,25 @@ async def test_latest_leaves_out_what_was_there_before(cluster, topic, consumers
     assert consumers.all == [b"new"]
 
 
+async def test_latest_leaves_out_nothing_that_is_sent_while_queues_cannot_be_taken_over(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    """They were there before, but their broker, or the way to it, is not for a moment."""
+    acquire, sent = OffsetClient.acquire, asyncio.Event()
+
+    async def refused(self, *args):
+        if not sent.is_set():
+            raise Unavailable("away for a moment")
+        return await acquire(self, *args)
+
+    monkeypatch.setattr(OffsetClient, "acquire", refused)
+    await consumers.start(settings={"start_from": "latest"})
+    new = await fill(cluster, topic, 1)
+    sent.set()
+    await until(lambda: len(consumers.all) >= len(new))
+    assert Counter(consumers.all) == Counter(new)
+
+
 async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
     cluster, consumers, monkeypatch
 ) -> None:

@@ -241,7 +241,8 @@ class GroupShare:
             generation, coordinator = self._holdings.generation, self._membership.coordinator
             try:
                 answers: dict[MessageQueue, Start | DuemqError] = {}
-                for start_from, queues in self._holdings.starts(todo).items():
+                starts = self._holdings.starts(todo, again=backoff.attempts > 0)
+                for start_from, queues in starts.items():
                     answers |= await self._offsets.acquire(
                         broker, queues, generation, start_from, coordinator
                     )

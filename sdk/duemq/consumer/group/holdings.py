@@ -167,18 +167,22 @@ class Holdings:
 
     # --- what became of them ------------------------------------------------------------------
 
-    def starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+    def starts(
+        self, queues: Iterable[MessageQueue], *, again: bool = False
+    ) -> Mapping[StartFrom, list[MessageQueue]]:
         """Where the group begins in queues that it has no offset for.
 
+        `again`: their broker was asked before, and did not take them over.
+
         With "latest" a queue that came while this member was there (a new topic, also one made anew
-        whose queues others had before; a queue or broker more) begins when the member did: what was
-        sent into it before it is taken over would be left out otherwise.  Not at its beginning: it
-        may be an old broker that was away for a moment.
+        whose queues others had before; a queue or broker more) begins when the member did, and so
+        does one that cannot be taken over at once: what was sent into it meanwhile would be left
+        out otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
         """
         since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            new = self._start_from == "latest" and not self._is_older(queue)
+            new = self._start_from == "latest" and (again or not self._is_older(queue))
             starts[since_start if new else self._start_from].append(queue)
         return starts
 

@@ -224,6 +224,12 @@ def test_latest_is_not_the_end_of_a_topic_that_was_made_anew_though_another_memb
     assert holdings.starts([A0, B0]) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0], "latest": [B0]}
 
 
+def test_latest_is_not_the_end_of_a_queue_that_could_not_be_taken_over_at_once():
+    holdings = new("latest", [A0])
+    assert holdings.starts([A0], again=True) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0]}
+    assert new("earliest", [A0]).starts([A0], again=True) == {"earliest": [A0]}
+
+
 @pytest.mark.parametrize(("then", "now"), [(5, 0), (0, 5)])
 def test_latest_is_the_end_where_it_is_not_known_which_topic_it_is(then, now):
     ids = {"a": then}
