@@ -150,11 +150,16 @@ class PullRequests:
         return reads
 
     async def _read(self, pull: Pull, reads: list[QueueRead]) -> list[QueueAnswer]:
-        records_left, bytes_left = pull.records_next, pull.bytes_next
+        # Credit may be added while a thread reads.
+        records_max, bytes_max = pull.records_next, pull.bytes_next
+        records_left, bytes_left = records_max, bytes_max
         answers: list[QueueAnswer] = []
         scans = 0.0
-        self._turn += 1
-        first = self._turn % len(reads)
+        if not pull.turn:
+            self._turn += 1
+            pull.turn = self._turn
+        first = pull.turn % len(reads)
+        pull.turn += 1
         for read in reads[first:] + reads[:first]:
             if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
@@ -196,7 +201,7 @@ class PullRequests:
                 )
             )
         if answers:
-            pull.give(pull.records_next - records_left, pull.bytes_next - bytes_left)
+            pull.give(records_max - records_left, bytes_max - bytes_left)
         return answers
 
     def _reader(
