@@ -1042,6 +1042,23 @@ async def test_latest_leaves_out_what_was_there_before(cluster, topic, consumers
     assert consumers.all == [b"new"]
 
 
+async def test_a_start_lasts_until_latest_means_before_it(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    """Who sends right after it would be quicker than the member is at the queues' brokers."""
+    monkeypatch.setattr(group_share, "BEGIN_TIMEOUT_S", 60.0)
+    go = held_acquires(monkeypatch)
+    settings = {"start_from": "latest", "start_timeout_s": 120.0}
+    starting = asyncio.create_task(consumers.start(settings=settings))
+    await until(lambda: bool(consumers._open) and consumers._open[0]._share is not None)
+    share = consumers._open[0]._share
+    await until(lambda: share._holdings.generation > 0)  # the group has answered
+    assert not share.joined.is_set()
+    go.set()
+    consumer = await starting
+    assert len(consumer.queues) == 8
+
+
 async def test_latest_leaves_out_nothing_that_is_sent_while_queues_cannot_be_taken_over(
     cluster, topic, consumers, monkeypatch
 ) -> None:
