@@ -43,6 +43,11 @@ def chart_values():
     return yaml.safe_load((CHART / "values.yaml").read_text())
 
 
+def bytes_of(size):
+    """Of 256Mi, 2Gi."""
+    return int(size[:-2]) << {"Mi": 20, "Gi": 30}[size[-2:]]
+
+
 def find(objects, kind, ending):
     (found,) = [
         one for one in objects if one["kind"] == kind and one["metadata"]["name"].endswith(ending)
@@ -210,6 +215,14 @@ def test_values_show_every_setting_with_its_default(role, tmp_path):
     read = rpc_settings.read(kind, [f"--config={file}", *needed], {})
     for key in set(shown) - {"log_format", "drain_timeout"}:
         assert getattr(read, key) == fields[key].default, key
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_clients_have_not_read_fits_into_a_pod(role):
+    """gRPC holds it twice; who is killed for it starts anew, and all ask it again at once."""
+    values = chart_values()[ROLES[role][1]]
+    unread, limit = values["settings"]["unsent_bytes_max"], values["resources"]["limits"]["memory"]
+    assert bytes_of(unread.removesuffix("B")) * 2 < bytes_of(limit)
 
 
 @pytest.mark.parametrize("role", ROLES)
