@@ -24,9 +24,10 @@ from duemq.transport.channel import (
     NAMESERVER_KEEPALIVE_MS,
     PING_TIMEOUT,
 )
-from duemq_server.serving import connections, health, memory
+from duemq_server.serving import health
 from duemq_server.serving.methods import Codec, LaterServices, add_service, method_handlers
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
+from duemq_server.serving.resources import connections, memory
 from duemq_server.serving.settings import ProcessSettings, check_address
 from duemq_server.serving.tls import server_credentials
 from duemq_server.serving.unsent import Unsent
