@@ -94,6 +94,11 @@ annotations:
 {{/* Where the files of values.tls lie in a pod; the variables that name them, their volume and its mount. */}}
 {{- define "duemq.tls.folder" -}}/etc/duemq-tls{{- end -}}
 
+{{/* Of a port for gRPC, for meshes and gateways. */}}
+{{- define "duemq.appProtocol" -}}
+{{ ternary "https" "kubernetes.io/h2c" (not (empty .Values.tls.secretName)) }}
+{{- end -}}
+
 {{/* Services and clients read the same variables. */}}
 {{- define "duemq.tls.env" -}}
 {{- if .Values.tls.secretName }}
