@@ -1,6 +1,7 @@
 """What values do, what they refuse, and that they reach the settings of the processes."""
 
 import json
+import re
 import tomllib
 from datetime import timedelta
 from importlib import import_module
@@ -340,6 +341,15 @@ def test_whoever_installs_is_told_what_replicas_do_not_survive(
         assert (stops in told) == both
         risk = f"WARNING: {role}: settings.min_insync is 1"
         assert (risk in told) == alone
+
+
+def test_whoever_installs_is_told_names_that_a_certificate_is_for(helm4):
+    """Those of the chart's README: a short one fails as soon as there is TLS."""
+    told = re.findall(r"[\w.-]*nameserver[\w.-]*(?=:9876)", notes(helm4, {}))
+    domain = "messages.svc.cluster.local"
+    address = f"test-duemq-nameserver.{domain}"
+    assert told.count(address) == 2
+    assert all(each == address or each.endswith(f"-headless.{domain}") for each in told)
 
 
 def test_lint_is_strictly_clean(helm):

@@ -91,6 +91,11 @@ annotations:
 {{- join "," $addresses -}}
 {{- end -}}
 
+{{/* The one address of all, by the name that a certificate is for. */}}
+{{- define "duemq.anyNameserver" -}}
+{{ printf "%s-nameserver.%s.svc.%s:%d" (include "duemq.fullname" .) .Release.Namespace .Values.clusterDomain (int .Values.nameserver.port) }}
+{{- end -}}
+
 {{/* Where the files of values.tls lie in a pod; the variables that name them, their volume and its mount. */}}
 {{- define "duemq.tls.folder" -}}/etc/duemq-tls{{- end -}}
 
