@@ -343,6 +343,32 @@ def test_whoever_installs_is_told_what_replicas_do_not_survive(
         assert (risk in told) == alone
 
 
+@pytest.mark.parametrize(
+    ("period", "ready", "early"),
+    [
+        ("10s", "10s", False),
+        ("10s", "9.5s", True),
+        ("1m", "59s", True),
+        ("1m", "1h", False),
+        (10, "500ms", True),
+        ("500ms", 1, False),
+    ],
+)
+def test_whoever_installs_is_told_where_nameservers_answer_too_early(helm4, period, ready, early):
+    settings = {"settings": {"heartbeat_period": period}}
+    told = notes(
+        helm4,
+        {
+            "broker": settings,
+            "timerService": settings,
+            "nameserver": {"settings": {"ready_after": ready}},
+        },
+    )
+    for role in ("broker", "timerService"):
+        line = f"WARNING: {role}.settings.heartbeat_period is {period},"
+        assert (line in told) == early
+
+
 def test_whoever_installs_is_told_names_that_a_certificate_is_for(helm4):
     """Those of the chart's README: a short one fails as soon as there is TLS."""
     told = re.findall(r"[\w.-]*nameserver[\w.-]*(?=:9876)", notes(helm4, {}))

@@ -96,6 +96,12 @@ annotations:
 {{ printf "%s-nameserver.%s.svc.%s:%d" (include "duemq.fullname" .) .Release.Namespace .Values.clusterDomain (int .Values.nameserver.port) }}
 {{- end -}}
 
+{{/* A duration in ms: 10, "500ms", "10s", "5m", "1h", "3d". */}}
+{{- define "duemq.ms" -}}
+{{- $factors := dict "" 1000 "ms" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 -}}
+{{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (get $factors (regexFind "[a-z]*$" (toString .))) -}}
+{{- end -}}
+
 {{/* Where the files of values.tls lie in a pod; the variables that name them, their volume and its mount. */}}
 {{- define "duemq.tls.folder" -}}/etc/duemq-tls{{- end -}}
 
