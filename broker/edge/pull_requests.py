@@ -178,11 +178,11 @@ class PullRequests:
                 continue
             scans += _scans(read.wanted, records.next_offset - read.scanned)
             read.scanned = records.next_offset
-            if pull.group:
-                key = GroupQueue(pull.group, read.topic, read.queue_id)
-                self._activity.pulled(key, read.scanned)
             if not records.records:
                 continue
+            if pull.group:  # what a filter leaves out is not handed out
+                key = GroupQueue(pull.group, read.topic, read.queue_id)
+                self._activity.pulled(key, read.scanned)
             read.offset = records.next_offset
             records_left -= records.records
             bytes_left -= records.size
