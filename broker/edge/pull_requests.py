@@ -81,6 +81,11 @@ class PullRequests:
             stream.end(stopping())
         self._disk.close()
 
+    def _check_open(self) -> None:
+        """Nothing is given to who comes after `close`.  Raises Unavailable."""
+        if self._parking.closing:
+            raise stopping()
+
     def wake(self, queues: Iterable[Queue]) -> None:
         """Something else than an append happened to them: those who wait for them look again."""
         self._parking.changed(queues)
@@ -89,6 +94,7 @@ class PullRequests:
 
     async def pull(self, request: broker_pb2.PullRequest, caller: Caller) -> bytes:
         """The encoded PullResponse."""
+        self._check_open()
         pull = parse(request, await compiled(request.queues))
         if pull.standing or request.credit_request_id:
             raise checks.wrong(
@@ -291,6 +297,7 @@ class PullRequests:
         peer: str = "",
     ) -> None:
         """Answers each request when it has something, in whatever order that is."""
+        self._check_open()
         stream = PullStream(self, write, peer)
         self._streams.add(stream)
         try:
