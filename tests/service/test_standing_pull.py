@@ -154,15 +154,15 @@ async def test_credit_that_is_added_while_a_thread_reads_is_not_given_away_with_
     monkeypatch.setattr(broker._pulls._disk, "read", slow)
     await stream.ask(topic, credit=3)
 
-    def pull() -> Any:
-        [at_broker] = broker._pulls._streams
-        return at_broker._waiting[1].pull
+    def credit() -> list[int]:
+        waiting = [at_broker._waiting.values() for at_broker in broker._pulls._streams]
+        return [parked.pull.credit_records for each in waiting for parked in each]
 
-    await until(lambda: bool(broker._pulls._streams) and pull().credit_records == 10)
+    await until(lambda: credit() == [10])
     monkeypatch.undo()
     read.set()
     assert await stream.bodies() == ([b"0"], True)
-    assert pull().credit_records == 9
+    assert credit() == [9]
 
 
 async def test_credit_for_a_pull_that_is_over_changes_nothing(client, stream, topic) -> None:
