@@ -79,7 +79,6 @@ log = logging.getLogger(__name__)
 # Members hear that the broker leaves, let go of its queues, and say how far they are.  What they do
 # not say is delivered again.
 FAREWELL_S = 2.0
-FAREWELL_LOOK_S = 0.02
 
 
 def _boot_id() -> bytes:
@@ -326,7 +325,7 @@ class Broker:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(FAREWELL_S, self.settings.drain_timeout)):
                 while behind := [key for key in behind if activity.is_behind(key, find(key))]:
-                    await asyncio.sleep(FAREWELL_LOOK_S)
+                    await self._commits.progress()
 
     def quiesce(self) -> None:
         """Takes nothing more; what it took is answered when it is committed."""
