@@ -13,8 +13,9 @@ routes            the cluster's routes, for the groups (duemq.transport)
 disk-reader       threads: pulls of what memory does not hold (edge/pulls/disk_reads.py)
 
 Shutdown, in this order: leave the nameservers, so that clients turn to others; health says
-NOT_SERVING; parked pulls are answered and streams end after their last answers; calls end; the
-loops end; the writer syncs what is left; the last checkpoint makes the next start short.
+NOT_SERVING; parked pulls are answered, and members save how far they are; streams end after their
+last answers; calls end; the loops end; the writer syncs what is left; the last checkpoint makes the
+next start short.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.transport.routing.route_watcher import RouteWatcher
@@ -72,6 +74,11 @@ if TYPE_CHECKING:  # a broker without replicas need not load it
     from duemq_server.replication.running.leading import Leading
 
 log = logging.getLogger(__name__)
+
+
+# Members hear that the broker leaves, let go of its queues, and say how far they are.  What they do
+# not say is delivered again.
+FAREWELL_S = 2.0
 
 
 def _boot_id() -> bytes:
@@ -185,7 +192,7 @@ class Broker:
         # A replica leads when all of its log is committed.
         self._commits = commits = Commits(store.log.durable_position)
         self._log_loop = LogLoop(store, commits, meters, settings, self._leading)
-        activity = Activity()
+        self._activity = activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
         self._group_store = self._choose_group_store()
         coordinator = self._coordinator()
@@ -307,6 +314,19 @@ class Broker:
         """
         await process.until(stop, self._log_loop.failed, self.registration.refused, *self._tasks)
 
+    async def _say_farewell(self) -> None:
+        """Nothing more is given to groups; returns when they have committed what they were given.
+
+        Or when it has lasted long enough.
+        """
+        self._pulls.close()
+        find, activity = self.store.offsets.find, self._activity
+        behind = activity.behind(find)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(FAREWELL_S, self.settings.drain_timeout)):
+                while behind := [key for key in behind if activity.is_behind(key, find(key))]:
+                    await self._commits.progress()
+
     def quiesce(self) -> None:
         """Takes nothing more; what it took is answered when it is committed."""
         self._pulls.close()
@@ -323,6 +343,7 @@ class Broker:
         await self._routes.stop()
         if self._lead is None:
             await self.server.drain()
+            await self._say_farewell()
             self.quiesce()
             await self.server.stop()
         await process.end(*self._tasks)

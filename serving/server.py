@@ -14,9 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
-from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
@@ -27,9 +24,10 @@ from duemq.transport.channel import (
     NAMESERVER_KEEPALIVE_MS,
     PING_TIMEOUT,
 )
-from duemq_server.serving import connections, memory
+from duemq_server.serving import health
 from duemq_server.serving.methods import Codec, LaterServices, add_service, method_handlers
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
+from duemq_server.serving.resources import connections, memory
 from duemq_server.serving.settings import ProcessSettings, check_address
 from duemq_server.serving.tls import server_credentials
 from duemq_server.serving.unsent import Unsent
@@ -53,7 +51,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", CLIENT_SILENCE_MS // 2),
     (PING_TIMEOUT, CLIENT_SILENCE_MS // 2),
 )
-_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 # Between two looks at what clients have not read, while there is any.
 UNSENT_CHECK_S = 1.0
@@ -95,7 +92,7 @@ class Server:
         self._watching: list[asyncio.Task[None]] = []
         self._cannot_cut = False  # which is told once, and not at each look
         self._server = grpc.aio.server(options=list(OPTIONS))
-        self._health = health.HealthServicer()
+        self._health = health.Health()
         self._probes: grpc.aio.Server | None = None
         self._page: MetricsPage | None = None
         self._services: list[str] = []
@@ -127,12 +124,12 @@ class Server:
     async def start(self, *, announced: bool = True) -> None:
         """Binds and serves.  Raises OSError if the address cannot be had."""
         # Behind the same guard as our own services, but not counted: probes are no calls.
-        names = (*self._services, HEALTH_NAME, reflection.SERVICE_NAME)
+        names = (*self._services, health.SERVICE.full_name, reflection.SERVICE_NAME)
         mirror = reflection.aio.ReflectionServicer(names)
-        for service, servicer in ((_HEALTH, self._health), (_REFLECTION, mirror)):
+        for service, servicer in ((health.SERVICE, self._health), (_REFLECTION, mirror)):
             add_service(self._server, service, servicer, unsent=self.unsent)
         for name in self._services:
-            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            self._health.tell(name, serving=False)
         if self._settings.metrics_listen:
             self._page = MetricsPage(self.registry, self._settings.metrics_listen)
             self.metrics_address = self._page.address
@@ -148,7 +145,7 @@ class Server:
             asyncio.create_task(self._watch_unsent(), name="unsent answers"),
             asyncio.create_task(memory.watch(), name="spare memory"),
         ]
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.tell("", serving=True)
         log.info("listening on %s, advertised as %s", self.address, self.advertised)
         if announced:
             announce(self.address, self.metrics_address)
@@ -178,7 +175,7 @@ class Server:
         listen = self._settings.health_listen
         if listen:
             self._probes = grpc.aio.server(options=list(OPTIONS))
-            add_service(self._probes, _HEALTH, self._health)
+            add_service(self._probes, health.SERVICE, self._health)
             host, _ = check_address("health_listen", listen, port_min=0)
             self.health_address = _joined(host, self._port(self._probes, listen, None))
             await self._probes.start()
@@ -186,17 +183,17 @@ class Server:
     async def ready(self, *services: ServiceDescriptor) -> None:
         """These services, by default all, are ready for clients."""
         for name in [each.full_name for each in services] or self._services:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            self._health.tell(name, serving=True)
 
     async def not_ready(self, *services: ServiceDescriptor) -> None:
         """As `ready`: they are not, for now."""
         for name in [each.full_name for each in services] or self._services:
-            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+            self._health.tell(name, serving=False)
 
     async def drain(self) -> None:
         """Health says NOT_SERVING from now on, and `draining` is set."""
         self.draining.set()
-        await self._health.enter_graceful_shutdown()
+        self._health.drain()
 
     async def stop(self) -> None:
         """Takes no new calls; those that run may end within the drain timeout."""

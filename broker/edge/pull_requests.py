@@ -81,6 +81,11 @@ class PullRequests:
             stream.end(stopping())
         self._disk.close()
 
+    def _check_open(self) -> None:
+        """Nothing is given to who comes after `close`.  Raises Unavailable."""
+        if self._parking.closing:
+            raise stopping()
+
     def wake(self, queues: Iterable[Queue]) -> None:
         """Something else than an append happened to them: those who wait for them look again."""
         self._parking.changed(queues)
@@ -89,6 +94,7 @@ class PullRequests:
 
     async def pull(self, request: broker_pb2.PullRequest, caller: Caller) -> bytes:
         """The encoded PullResponse."""
+        self._check_open()
         pull = parse(request, await compiled(request.queues))
         if pull.standing or request.credit_request_id:
             raise checks.wrong(
@@ -150,11 +156,16 @@ class PullRequests:
         return reads
 
     async def _read(self, pull: Pull, reads: list[QueueRead]) -> list[QueueAnswer]:
-        records_left, bytes_left = pull.records_next, pull.bytes_next
+        # Credit may be added while a thread reads.
+        records_max, bytes_max = pull.records_next, pull.bytes_next
+        records_left, bytes_left = records_max, bytes_max
         answers: list[QueueAnswer] = []
         scans = 0.0
-        self._turn += 1
-        first = self._turn % len(reads)
+        if not pull.turn:
+            self._turn += 1
+            pull.turn = self._turn
+        first = pull.turn % len(reads)
+        pull.turn += 1
         for read in reads[first:] + reads[:first]:
             if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
@@ -173,11 +184,11 @@ class PullRequests:
                 continue
             scans += _scans(read.wanted, records.next_offset - read.scanned)
             read.scanned = records.next_offset
-            if pull.group:
-                key = GroupQueue(pull.group, read.topic, read.queue_id)
-                self._activity.pulled(key, read.scanned)
             if not records.records:
                 continue
+            if pull.group:  # what a filter leaves out is not handed out
+                key = GroupQueue(pull.group, read.topic, read.queue_id)
+                self._activity.pulled(key, read.scanned)
             read.offset = records.next_offset
             records_left -= records.records
             bytes_left -= records.size
@@ -196,7 +207,7 @@ class PullRequests:
                 )
             )
         if answers:
-            pull.give(pull.records_next - records_left, pull.bytes_next - bytes_left)
+            pull.give(records_max - records_left, bytes_max - bytes_left)
         return answers
 
     def _reader(
@@ -286,6 +297,7 @@ class PullRequests:
         peer: str = "",
     ) -> None:
         """Answers each request when it has something, in whatever order that is."""
+        self._check_open()
         stream = PullStream(self, write, peer)
         self._streams.add(stream)
         try:

@@ -44,6 +44,14 @@ class Activity:
         """When the last commit was; 0: none."""
         return self._committed_ms.get(key, 0)
 
+    def behind(self, find: Callable[[GroupQueue], Progress | None]) -> list[GroupQueue]:
+        """Where groups were given more than they have committed, which `find` tells."""
+        return [key for key in list(self._pulled) if self.is_behind(key, find(key))]
+
+    def is_behind(self, key: GroupQueue, progress: Progress | None) -> bool:
+        """Whether the group has still to commit what it was given."""
+        return progress is not None and progress.offset < self.pulled_to(key)
+
     def forget_pull(self, key: GroupQueue) -> None:
         """What was handed out does not count any more: the offset was moved."""
         self._pulled.pop(key, None)

@@ -67,6 +67,8 @@ class Pull:
     credit_records: int
     """Of all answers that are to come, as the next."""
     credit_bytes: int
+    turn: int = 0
+    """Says which queue the next answer begins with.  Its own, as others' turns come in between."""
     was_parked: bool = False
     ended: bool = False
     """The next answer is the last one."""

@@ -121,6 +121,14 @@ def test_ports_are_ports_and_services_point_at_them(objects):
                 assert named[port["targetPort"]]["containerPort"] == port["port"]
 
 
+def test_services_say_whether_their_ports_speak_tls(objects):
+    """A mesh or a gateway takes their word for it."""
+    names = {env["name"] for each in containers(objects) for env in each.get("env", ())}
+    expected = "https" if "DUEMQ_TLS_CERT" in names else "kubernetes.io/h2c"
+    ports = [port for one in of_kind(objects, "Service") for port in one["spec"]["ports"]]
+    assert {port["appProtocol"] for port in ports if port["name"] == "grpc"} == {expected}
+
+
 def test_probes_ask_the_grpc_port(objects):
     for one in of_kind(objects, "StatefulSet"):
         (container,) = one["spec"]["template"]["spec"]["containers"]

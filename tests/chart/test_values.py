@@ -1,6 +1,7 @@
 """What values do, what they refuse, and that they reach the settings of the processes."""
 
 import json
+import re
 import tomllib
 from datetime import timedelta
 from importlib import import_module
@@ -41,6 +42,11 @@ def free_settings(role):
 
 def chart_values():
     return yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def bytes_of(size):
+    """Of 256Mi, 2Gi."""
+    return int(size[:-2]) << {"Mi": 20, "Gi": 30}[size[-2:]]
 
 
 def find(objects, kind, ending):
@@ -213,6 +219,14 @@ def test_values_show_every_setting_with_its_default(role, tmp_path):
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_what_clients_have_not_read_fits_into_a_pod(role):
+    """gRPC holds it twice; who is killed for it starts anew, and all ask it again at once."""
+    values = chart_values()[ROLES[role][1]]
+    unread, limit = values["settings"]["unsent_bytes_max"], values["resources"]["limits"]["memory"]
+    assert bytes_of(unread.removesuffix("B")) * 2 < bytes_of(limit)
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_the_readmes_explain_every_setting(role):
     package = ROLES[role][0]
     text = (CHART.parents[1] / package / "README.md").read_text()
@@ -327,6 +341,41 @@ def test_whoever_installs_is_told_what_replicas_do_not_survive(
         assert (stops in told) == both
         risk = f"WARNING: {role}: settings.min_insync is 1"
         assert (risk in told) == alone
+
+
+@pytest.mark.parametrize(
+    ("period", "ready", "early"),
+    [
+        ("10s", "10s", False),
+        ("10s", "9.5s", True),
+        ("1m", "59s", True),
+        ("1m", "1h", False),
+        (10, "500ms", True),
+        ("500ms", 1, False),
+    ],
+)
+def test_whoever_installs_is_told_where_nameservers_answer_too_early(helm4, period, ready, early):
+    settings = {"settings": {"heartbeat_period": period}}
+    told = notes(
+        helm4,
+        {
+            "broker": settings,
+            "timerService": settings,
+            "nameserver": {"settings": {"ready_after": ready}},
+        },
+    )
+    for role in ("broker", "timerService"):
+        line = f"WARNING: {role}.settings.heartbeat_period is {period},"
+        assert (line in told) == early
+
+
+def test_whoever_installs_is_told_names_that_a_certificate_is_for(helm4):
+    """Those of the chart's README: a short one fails as soon as there is TLS."""
+    told = re.findall(r"[\w.-]*nameserver[\w.-]*(?=:9876)", notes(helm4, {}))
+    domain = "messages.svc.cluster.local"
+    address = f"test-duemq-nameserver.{domain}"
+    assert told.count(address) == 2
+    assert all(each == address or each.endswith(f"-headless.{domain}") for each in told)
 
 
 def test_lint_is_strictly_clean(helm):

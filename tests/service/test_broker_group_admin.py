@@ -103,6 +103,19 @@ async def test_progress_tells_offsets_lag_and_what_is_in_flight(client: Client, 
     assert (await progress(client)).queues[0].lag_ms == 0
 
 
+async def test_what_a_filter_leaves_out_is_not_in_flight(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"no"] * 3, tags=["n"] * 3))
+    await acquire(client, topic, 5)
+    fields = {"group": GROUP, "generation": 5, "filter": "y"}
+    [left_out] = (await client.pull(topic, **fields)).queues
+    assert left_out.next_offset == 3
+    assert (await progress(client)).queues[0].pulled_offset == 0
+    await client.send(batch(topic, [b"yes"], tags=["y"]))
+    await client.pull(topic, offset=3, **fields)
+    assert (await progress(client)).queues[0].pulled_offset == 4
+
+
 async def test_rates_are_told_after_two_samples(running: tuple[Broker, Client], topic: str) -> None:
     broker, client = running
     await acquire(client, topic, 5)

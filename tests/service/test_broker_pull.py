@@ -12,9 +12,11 @@ from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound, Unava
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
+from duemq_server.broker.edge.pull_stream import ParkedPull
 from duemq_server.broker.edge.pulls.fetching import LINGER_MS_MAX
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import reader
+from duemq_server.broker.reading.pull import parse
 from duemq_server.storage import frame, record
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.tools.cut import cut
@@ -472,8 +474,12 @@ async def test_who_waits_for_the_disk_at_a_stop_is_told_of_the_stop(
     broker._pulls.close()
     with pytest.raises(Unavailable, match="stopping"):
         await status.answer(client.broker.FetchFrames(broker_pb2.FetchFramesRequest(topic=topic)))
-    [queue] = (await client.pull(topic)).queues
-    assert isinstance(status.from_proto(queue.error), Unavailable)
+    # One that came before.
+    parked = ParkedPull(pull=parse(request(topic)), peer="p")
+    [queue] = await broker._pulls.answer(parked)
+    parked.give_place()
+    error = status.from_proto(error_pb2.Error.FromString(queue.error))
+    assert isinstance(error, Unavailable)
 
 
 async def test_pulls_of_every_kind_step_over_what_the_log_has_lost(tmp_path: Path) -> None:

@@ -66,6 +66,24 @@ async def test_a_topic_is_read_from_its_beginning(cluster, topic) -> None:
         assert await polled(reader, 1) == [b"4"]
 
 
+async def test_what_is_assigned_while_the_consumer_closes_is_not_read(
+    cluster, topic, monkeypatch
+) -> None:
+    """Nobody would end what reads it."""
+    ranges = PullConsumer._ranges
+
+    async def slow(self: PullConsumer, queues):
+        found = await ranges(self, queues)
+        await self.close()
+        return found
+
+    monkeypatch.setattr(PullConsumer, "_ranges", slow)
+    async with consumer(cluster) as reader:
+        with pytest.raises(Closed):
+            await reader.assign(topic)
+        assert not reader._tasks
+
+
 async def test_a_topic_is_read_from_its_end(cluster, topic) -> None:
     await cluster.send(topic, [b"old"])
     async with consumer(cluster) as reader:

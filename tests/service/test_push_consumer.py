@@ -1042,6 +1042,42 @@ async def test_latest_leaves_out_what_was_there_before(cluster, topic, consumers
     assert consumers.all == [b"new"]
 
 
+async def test_a_start_lasts_until_latest_means_before_it(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    """Who sends right after it would be quicker than the member is at the queues' brokers."""
+    monkeypatch.setattr(group_share, "BEGIN_TIMEOUT_S", 60.0)
+    go = held_acquires(monkeypatch)
+    settings = {"start_from": "latest", "start_timeout_s": 120.0}
+    starting = asyncio.create_task(consumers.start(settings=settings))
+    await until(lambda: bool(consumers._open) and consumers._open[0]._share is not None)
+    share = consumers._open[0]._share
+    await until(lambda: share._holdings.generation > 0)  # the group has answered
+    assert not share.joined.is_set()
+    go.set()
+    consumer = await starting
+    assert len(consumer.queues) == 8
+
+
+async def test_latest_leaves_out_nothing_that_is_sent_while_queues_cannot_be_taken_over(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    """They were there before, but their broker, or the way to it, is not for a moment."""
+    acquire, sent = OffsetClient.acquire, asyncio.Event()
+
+    async def refused(self, *args):
+        if not sent.is_set():
+            raise Unavailable("away for a moment")
+        return await acquire(self, *args)
+
+    monkeypatch.setattr(OffsetClient, "acquire", refused)
+    await consumers.start(settings={"start_from": "latest"})
+    new = await fill(cluster, topic, 1)
+    sent.set()
+    await until(lambda: len(consumers.all) >= len(new))
+    assert Counter(consumers.all) == Counter(new)
+
+
 async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
     cluster, consumers, monkeypatch
 ) -> None:

@@ -255,6 +255,35 @@ async def test_health_tells_life_readiness_and_drain(server, connection):
     assert server.draining.is_set()
 
 
+async def test_who_watches_health_hears_of_a_stop_and_does_not_hold_it_up():
+    server = Server(ProcessSettings(listen="127.0.0.1:0", drain_timeout=600))
+    await server.start(announced=False)
+    async with channel.connect(server.address) as connection:
+        request = health_pb2.HealthCheckRequest(service="")
+        watch = health_pb2_grpc.HealthStub(connection).Watch(request)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        async with asyncio.timeout(30):
+            await server.stop()
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_who_watches_health_is_told_of_changes(server, connection):
+    request = health_pb2.HealthCheckRequest(service=SERVICE.full_name)
+    watch = health_pb2_grpc.HealthStub(connection).Watch(request)
+    for change in (server.not_ready, server.ready, server.not_ready):
+        await change()
+        expected = (
+            health_pb2.HealthCheckResponse.SERVING
+            if change == server.ready
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        assert (await watch.read()).status == expected
+    unknown = health_pb2.HealthCheckRequest(service="nobody")
+    watch = health_pb2_grpc.HealthStub(connection).Watch(unknown)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
 @pytest.mark.parametrize(
     "method",
     [

@@ -10,8 +10,9 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2
+from duemq_server.broker.edge.pull_stream import ParkedPull
 from duemq_server.broker.process import Broker
-from duemq_server.broker.reading.pull import CREDIT_RECORDS_MAX
+from duemq_server.broker.reading.pull import CREDIT_RECORDS_MAX, parse
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 
@@ -101,6 +102,22 @@ async def test_each_answer_goes_on_where_the_last_one_ended(client, stream, topi
     assert all(answer.open for answer in answers)
 
 
+async def test_each_of_two_pulls_gives_all_its_queues_a_turn(broker, client, topic) -> None:
+    """Also where they are answered in turns: none has every second turn of all."""
+    for number in (0, 1):
+        await client.send(batch(topic, [b"x"] * 20, queue_id=number))
+    queues = [broker_pb2.QueuePull(topic=topic, queue_id=number) for number in (0, 1)]
+    request = broker_pb2.PullRequest(queues=queues, max_records=2, credit_records=100)
+    both = [ParkedPull(pull=parse(request), peer="p") for _ in range(2)]
+    began: list[list[int]] = [[], []]
+    for _ in range(4):
+        for number, parked in enumerate(both):
+            [answer] = await broker._pulls.answer(parked)
+            began[number].append(answer.queue_id)
+            parked.give_place()
+    assert [sorted(each) for each in began] == [[0, 0, 1, 1]] * 2
+
+
 async def test_the_credit_is_the_end(broker, client, stream, topic) -> None:
     await stream.ask(topic, credit=5)
     await client.send(batch(topic, [b"0", b"1", b"2"]))
@@ -121,6 +138,31 @@ async def test_credit_can_be_added(broker, client, stream, topic) -> None:
     assert await stream.bodies() == ([b"0", b"1"], True)
     await client.send(batch(topic, [b"2", b"3"]))
     assert await stream.bodies() == ([b"2"], False)
+
+
+async def test_credit_that_is_added_while_a_thread_reads_is_not_given_away_with_it(
+    broker, client, stream, topic, monkeypatch
+) -> None:
+    await client.send(batch(topic, [b"0"]))
+    reading, read = broker._pulls._disk.read, asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        if not read.is_set():
+            await stream.tell(credit_request_id=1, credit_records=7)
+        await read.wait()
+        return await reading(*args)
+
+    monkeypatch.setattr(broker._pulls._disk, "read", slow)
+    await stream.ask(topic, credit=3)
+
+    def credit() -> list[int]:
+        waiting = [at_broker._waiting.values() for at_broker in broker._pulls._streams]
+        return [parked.pull.credit_records for each in waiting for parked in each]
+
+    await until(lambda: credit() == [10])
+    read.set()
+    assert await stream.bodies() == ([b"0"], True)
+    assert credit() == [9]
 
 
 async def test_credit_for_a_pull_that_is_over_changes_nothing(client, stream, topic) -> None:

@@ -98,6 +98,41 @@ async def test_a_group_gets_every_message_of_a_topic_made_anew_once(
     assert Counter(received) == Counter(old + new)
 
 
+async def test_a_member_that_takes_over_what_another_one_had_of_the_old_topic_leaves_nothing_out(
+    cluster, topic
+) -> None:
+    """The new topic's queues have no offset, and what is sent before they are taken over counts."""
+    received: list[bytes] = []
+    first, second = (
+        PushConsumer(
+            GROUP,
+            topic,
+            lambda message: received.append(message.body),
+            nameserver=cluster.nameserver,
+            settings=ConsumerSettings(start_from="latest"),
+        )
+        for _ in range(2)
+    )
+    await first.start()  # has had all queues when the other one comes
+    try:
+        await second.start()
+        await until(lambda: len(first.queues) == len(second.queues) == QUEUES)
+        for broker in cluster.brokers.values():
+            broker.store.delete_topic(topic)
+        await until(lambda: not second.queues)
+        await first.close()
+        for broker in cluster.brokers.values():
+            broker.store.on_report = lambda: None  # nobody hears of the topic before it is full
+            broker.store.create_topic(topic, QUEUES)
+        new = await fill(cluster, topic, 3, "new")
+        await until(lambda: len(second.queues) == 2 * QUEUES)  # the next heartbeats tell
+        await until(lambda: len(received) >= len(new))
+        assert Counter(received) == Counter(new)
+    finally:
+        await first.close()
+        await second.close()
+
+
 async def is_at(cluster: Cluster, topic: str, offset: int) -> bool:
     return await committed(cluster, topic) == {offset}
 

@@ -91,8 +91,24 @@ annotations:
 {{- join "," $addresses -}}
 {{- end -}}
 
+{{/* The one address of all, by the name that a certificate is for. */}}
+{{- define "duemq.anyNameserver" -}}
+{{ printf "%s-nameserver.%s.svc.%s:%d" (include "duemq.fullname" .) .Release.Namespace .Values.clusterDomain (int .Values.nameserver.port) }}
+{{- end -}}
+
+{{/* A duration in ms: 10, "500ms", "10s", "5m", "1h", "3d". */}}
+{{- define "duemq.ms" -}}
+{{- $factors := dict "" 1000 "ms" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 -}}
+{{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (get $factors (regexFind "[a-z]*$" (toString .))) -}}
+{{- end -}}
+
 {{/* Where the files of values.tls lie in a pod; the variables that name them, their volume and its mount. */}}
 {{- define "duemq.tls.folder" -}}/etc/duemq-tls{{- end -}}
+
+{{/* Of a port for gRPC, for meshes and gateways. */}}
+{{- define "duemq.appProtocol" -}}
+{{ ternary "https" "kubernetes.io/h2c" (not (empty .Values.tls.secretName)) }}
+{{- end -}}
 
 {{/* Services and clients read the same variables. */}}
 {{- define "duemq.tls.env" -}}

@@ -57,7 +57,7 @@ spec:
       port: {{ .values.port }}
       targetPort: grpc
       protocol: TCP
-      appProtocol: {{ ternary "https" "kubernetes.io/h2c" (not (empty .root.Values.tls.secretName)) }}
+      appProtocol: {{ include "duemq.appProtocol" .root }}
     {{- if .root.Values.metrics.enabled }}
     - name: metrics
       port: {{ .values.metricsPort }}

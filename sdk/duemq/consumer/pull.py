@@ -376,6 +376,8 @@ class PullConsumer(AsyncClient):
     def _fetcher(self, broker: str) -> Fetcher:
         fetcher = self._fetchers.get(broker)
         if fetcher is None:
+            if self._closed:  # meanwhile: nobody would end it
+                raise Closed("the consumer is closed")
             fetcher = self._fetchers[broker] = Fetcher(
                 self._client, broker, self, self.settings, group=self.group or ""
             )

@@ -125,7 +125,9 @@ class PushConsumer(AsyncClient):
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Joins the group; returns when the group has answered.
+        """Joins the group; returns when it has answered, and the first queues are taken over.
+
+        Queues whose broker does not answer at once are taken over later.
 
         Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses,
         FencedMember when a newer process has this `member_name`.

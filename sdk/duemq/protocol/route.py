@@ -63,6 +63,11 @@ class Route:
         """The queues that give messages, sorted."""
         return _queues(b for b in self.brokers if b.readable)
 
+    @cached_property
+    def topic_ids(self) -> dict[str, int]:
+        """Of which topic of this name each broker has queues; 0: not told."""
+        return {b.broker: b.topic_id for b in self.brokers}
+
 
 def _queues(brokers: Iterable[BrokerQueues]) -> tuple[Queue, ...]:
     return tuple(Queue(b.broker, queue_id) for b in brokers for queue_id in range(b.queues))
@@ -182,6 +187,11 @@ class RouteCache:
     def route(self, topic: str) -> Route | None:
         """The topic's route; None: no broker serves it, as far as is known."""
         return self._routes.get(topic)
+
+    def topic_id(self, topic: str, broker: str) -> int:
+        """Of which topic of this name a broker has queues; 0: not known."""
+        route = self._routes.get(topic)
+        return route.topic_ids.get(broker, 0) if route is not None else 0
 
     def keyed(self, topic: str) -> tuple[Queue, ...]:
         """All queues of the topic, sorted: those that ordering keys are spread over.

@@ -14,15 +14,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
-from duemq.consumer.delivery.in_place import InPlaceDispatcher
+from duemq.consumer.delivery.dispatchers import dispatcher_for
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.seams import Dispatcher, Spawn
+from duemq.consumer.delivery.seams import Spawn
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
+from duemq.consumer.group.beginning import Beginning
 from duemq.consumer.group.committing import Committer, Lost
 from duemq.consumer.group.holdings import Holding, Holdings, Step
 from duemq.consumer.group.membership import Membership
@@ -47,6 +47,7 @@ FENCED_COMMIT_TIMEOUT_S = 1.0
 WARN_S = 1.0  # between warnings, while a release waits for callbacks
 RETIRE_AFTER_S = 0.2  # most callbacks have ended by then, and one goodbye says it all
 STOP_TIMEOUT_S = 5.0  # for workers that have nothing to do any more
+BEGIN_TIMEOUT_S = 2.0  # a start waits so long for its first queues
 
 
 class GroupShare:
@@ -66,8 +67,8 @@ class GroupShare:
         member_name: str | None = None,
     ) -> None:
         """`member_name`: of a static member."""
-        self.joined = asyncio.Event()
-        """The group has answered."""
+        self._beginning = Beginning(min(BEGIN_TIMEOUT_S, settings.start_timeout_s / 2))
+        self.joined = self._beginning.over
         self._client = client
         self._settings = settings
         self._spawn = spawn
@@ -92,31 +93,18 @@ class GroupShare:
         settler = SendBacks(
             self._offsets, spawn, self._taken_over, group=group, client_id=member_id
         )
-        self._dispatcher: Dispatcher
-        if order is None:
-            self._dispatcher = ConcurrentDispatcher(
-                callback,
-                batch=batch,
-                settings=settings,
-                settler=settler,
-                progressed=self._progressed,
-                spawn=spawn,
-                group=group,
-                client_id=member_id,
-            )
-        else:
-            self._dispatcher = InPlaceDispatcher(
-                callback,
-                lanes=order,
-                batch=batch,
-                settings=settings,
-                settler=settler,
-                lease=lease,
-                progressed=self._progressed,
-                spawn=spawn,
-                group=group,
-                client_id=member_id,
-            )
+        self._dispatcher = dispatcher_for(
+            order,
+            callback,
+            lease,
+            batch=batch,
+            settings=settings,
+            settler=settler,
+            progressed=self._progressed,
+            spawn=spawn,
+            group=group,
+            client_id=member_id,
+        )
         older = (
             MessageQueue(topic, queue.broker, queue.queue_id)
             for topic in self._filters
@@ -124,7 +112,9 @@ class GroupShare:
             for queue in route.readable
         )
         now_ms = int(time.time() * 1000)
-        self._holdings = Holdings(settings.start_from, older, now_ms, in_order=self._in_order)
+        self._holdings = Holdings(
+            settings.start_from, older, now_ms, client.routes.topic_id, in_order=self._in_order
+        )
         self._by_source: dict[Source, Holding] = {}
         self._fetchers: dict[str, Fetcher] = {}
         self._hanging = False  # callbacks that did not end before the close
@@ -205,8 +195,9 @@ class GroupShare:
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
         """A new assignment."""
-        self.joined.set()
-        self._carry_out(self._holdings.assigned(generation, queues))
+        step = self._holdings.assigned(generation, queues)
+        self._beginning.assigned(step.acquire)
+        self._carry_out(step)
 
     async def fenced(self) -> None:
         """The session is over: stops at once; what was done is saved where no other took over."""
@@ -239,7 +230,8 @@ class GroupShare:
             generation, coordinator = self._holdings.generation, self._membership.coordinator
             try:
                 answers: dict[MessageQueue, Start | DuemqError] = {}
-                for start_from, queues in self._holdings.starts(todo).items():
+                starts = self._holdings.starts(todo, again=backoff.attempts > 0)
+                for start_from, queues in starts.items():
                     answers |= await self._offsets.acquire(
                         broker, queues, generation, start_from, coordinator
                     )
@@ -251,8 +243,10 @@ class GroupShare:
                 for queue, answer in answers.items():
                     if queue in todo and self._holdings.is_acquiring(todo[queue]):
                         self._acquired(todo[queue], generation, answer, backoff)
+            self._beginning.tried(broker)
             if any(map(self._holdings.is_acquiring, holdings)):
                 await self._client.pause(broker, backoff)
+        self._beginning.tried(broker)
 
     def _acquired(
         self, holding: Holding, generation: int, answer: Start | DuemqError, backoff: Backoff
@@ -278,9 +272,7 @@ class GroupShare:
         """Stops, lets running callbacks end, commits, and only then tells the coordinator."""
         for holding in holdings:
             self._stop(holding)
-        limit_s = self._settings.release_timeout_s
-        if self._in_order:
-            limit_s = max(limit_s, WARN_S)
+        limit_s = max(self._settings.release_timeout_s, WARN_S if self._in_order else 0.0)
         while busy := await self._give_up(holdings, limit_s):
             self._warn_of_callbacks(limit_s)
             if not self._in_order:
@@ -395,5 +387,9 @@ class GroupShare:
                 group=self._group,
                 member_id=self._membership.member_id,
             )
-            self._spawn(fetcher.run())
+            self._spawn(self._fetch(fetcher))
         return fetcher
+
+    async def _fetch(self, fetcher: Fetcher) -> None:
+        await self.joined.wait()  # no callback begins before the start is over
+        await fetcher.run()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,19 +79,23 @@ class Holdings:
         start_from: StartFrom,
         older: Iterable[MessageQueue],
         now_ms: int,
+        topic_id_of: Callable[[str, str], int],
         *,
         in_order: bool,
     ) -> None:
         """`older`: the queues that were there before this member, which begins now.
 
-        Only there "latest" means the end of the queue.
+        Only there "latest" means the end of the queue.  `topic_id_of` a name and a broker tells
+        which topic that is now; 0: not known.
         """
         self.generation = 0
         """Of the last assignment."""
         self._in_order = in_order
         self._start_from = resolved(start_from, now_ms)
         self._began_ms = now_ms
-        self._older = set(older)
+        self._topic_id_of = topic_id_of
+        # Each with the id of its topic.
+        self._older = {queue: topic_id_of(queue.topic, queue.broker) for queue in older}
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._answered = False  # the last claim
         self._untold: set[MessageQueue] = set()  # given up since then
@@ -163,19 +167,31 @@ class Holdings:
 
     # --- what became of them ------------------------------------------------------------------
 
-    def starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+    def starts(
+        self, queues: Iterable[MessageQueue], *, again: bool = False
+    ) -> Mapping[StartFrom, list[MessageQueue]]:
         """Where the group begins in queues that it has no offset for.
 
-        With "latest" a queue that came while this member was there (a new topic, queue or broker)
-        begins when the member did: what was sent into it before it is taken over would be left out
-        otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
+        `again`: their broker was asked before, and did not take them over.
+
+        With "latest" a queue that came while this member was there (a new topic, also one made anew
+        whose queues others had before; a queue or broker more) begins when the member did, and so
+        does one that cannot be taken over at once: what was sent into it meanwhile would be left
+        out otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
         """
         since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            new = self._start_from == "latest" and queue not in self._older
+            new = self._start_from == "latest" and (again or not self._is_older(queue))
             starts[since_start if new else self._start_from].append(queue)
         return starts
+
+    def _is_older(self, queue: MessageQueue) -> bool:
+        then = self._older.get(queue)
+        if then is None:
+            return False
+        now = self._topic_id_of(queue.topic, queue.broker)
+        return now == then or not (now and then)
 
     def acquired(self, holding: Holding, source: Source, settled: frozenset[int]) -> bool:
         """The broker answered where it begins; True: it is consumed from now on."""
@@ -184,7 +200,7 @@ class Holdings:
         holding.source, holding.committed = source, source.pending.commit_point
         holding.settled = settled
         holding.state = HoldingState.ACTIVE
-        self._older.discard(holding.queue)  # has an offset now, unless its topic is made anew
+        self._older.pop(holding.queue, None)  # has an offset now, unless its topic is made anew
         return True
 
     def released(self, holdings: Iterable[Holding]) -> Step:

@@ -19,8 +19,13 @@ def holdings():
     return new()
 
 
-def new(start_from="latest", older=(), *, in_order=False):
-    return Holdings(start_from, older, NOW_MS, in_order=in_order)
+def new(start_from="latest", older=(), topic_ids=None, *, in_order=False):
+    """`topic_ids`: of each broker, as routes tell them."""
+
+    def topic_id_of(topic, broker):
+        return topic_ids.get(broker, 0) if topic_ids else 0
+
+    return Holdings(start_from, older, NOW_MS, topic_id_of, in_order=in_order)
 
 
 def source(offset=5):
@@ -210,6 +215,27 @@ def test_latest_is_the_end_only_of_queues_that_were_there_before():
     assert holdings.starts([A0, B0]) == {"latest": [A0], NOW_MS - CLOCK_BEHIND_MS_MAX: [B0]}
     take_over(holdings, 1, A0)
     assert "latest" not in holdings.starts([A0])  # its topic was made anew
+
+
+def test_latest_is_not_the_end_of_a_topic_that_was_made_anew_though_another_member_had_the_queue():
+    ids = {"a": 5, "b": 6}
+    holdings = new("latest", [A0, B0], ids)
+    ids["a"] = 7
+    assert holdings.starts([A0, B0]) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0], "latest": [B0]}
+
+
+def test_latest_is_not_the_end_of_a_queue_that_could_not_be_taken_over_at_once():
+    holdings = new("latest", [A0])
+    assert holdings.starts([A0], again=True) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0]}
+    assert new("earliest", [A0]).starts([A0], again=True) == {"earliest": [A0]}
+
+
+@pytest.mark.parametrize(("then", "now"), [(5, 0), (0, 5)])
+def test_latest_is_the_end_where_it_is_not_known_which_topic_it_is(then, now):
+    ids = {"a": then}
+    holdings = new("latest", [A0], ids)
+    ids["a"] = now
+    assert holdings.starts([A0]) == {"latest": [A0]}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.holdings = Holdings("earliest", (), 0, in_order=False)
+        self.holdings = Holdings("earliest", (), 0, lambda topic, broker: 0, in_order=False)
         self.generation = 0
         self.told = set()  # the coordinator may give these to others
         self.connected = False  # a hello was sent and not lost since

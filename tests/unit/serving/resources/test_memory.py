@@ -4,7 +4,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from duemq_server.serving.memory import (
+from duemq_server.serving.resources.memory import (
     FREED_BYTES_MIN,
     LOOK_S,
     QUIET_CPU,
@@ -22,7 +22,7 @@ WAIT_S = 60.0
 BURST = """
 import asyncio
 from duemq.transport.tuning import tune_process
-from duemq_server.serving import memory
+from duemq_server.serving.resources import memory
 
 async def main():
     memory.LOOK_S = 0.1

@@ -1,0 +1,1 @@
+"""What a process gives back: memory after a burst, connections of who does not read."""

@@ -1,0 +1,67 @@
+"""What members have consumed is saved at a broker that stops, and does not come again."""
+
+import asyncio
+
+import pytest
+
+from duemq.aio import PushConsumer
+from duemq.consumer.settings import ConsumerSettings
+from duemq.errors import Unavailable
+from duemq.transport import status
+from duemq_server.broker import process
+from duemq_server.broker.store.offsets import GroupQueue, Progress
+from tests.service.running_broker import batch, running_broker, topic_name
+from tests.service.running_cluster import running_cluster, until
+
+
+@pytest.mark.parametrize("stopped", ["b0", "b1"])  # one of them coordinates the group
+async def test_what_was_consumed_does_not_come_again(tmp_path, monkeypatch, stopped) -> None:
+    monkeypatch.setattr(process, "FAREWELL_S", 60.0)
+    received: list[bytes] = []
+    async with running_cluster(tmp_path, "b0", "b1", drain_timeout=60.0) as cluster:
+        topic = topic_name()
+        await cluster.create_topic(topic, queues=2)
+        consumer = PushConsumer(
+            "billing",
+            topic,
+            lambda message: received.append(message.body),
+            nameserver=cluster.nameserver,
+            settings=ConsumerSettings(start_from="earliest", commit_interval_s=3_600),
+        )
+        await consumer.start()
+        try:
+            for queue_id in (0, 1):
+                bodies = [b"%d" % number for number in range(5)]
+                await cluster.send(topic, bodies, broker=stopped, queue_id=queue_id)
+            await until(lambda: len(received) == 10)
+            await cluster.stop_broker(stopped)
+            await cluster.start_broker(stopped)
+            offsets = cluster.brokers[stopped].store.offsets
+            kept = {queue_id: at.offset for _, queue_id, at in offsets.of_group("billing", topic)}
+            assert kept == {0: 5, 1: 5}
+        finally:
+            await consumer.close()
+
+
+async def test_nothing_is_given_to_who_comes_meanwhile(tmp_path) -> None:
+    """It could not be committed any more."""
+    topic = topic_name()
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch(topic, [b"1"]))
+        broker._pulls.close()
+        with pytest.raises(Unavailable, match="stopping"):
+            await client.pull(topic)
+        call = client.broker.PullStream()
+        with pytest.raises(Unavailable, match="stopping"):
+            await status.answer(call.read())
+
+
+async def test_a_group_that_commits_nothing_is_not_waited_for_for_ever(tmp_path) -> None:
+    topic = topic_name()
+    async with running_broker(tmp_path, drain_timeout=0.05) as (broker, client):
+        await client.send(batch(topic, [b"1"]))
+        broker.store.put_offsets("g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        await client.pull(topic, group="g")
+        async with asyncio.timeout(30):
+            await broker._say_farewell()
+        assert broker._activity.behind(broker.store.offsets.find) == [GroupQueue("g", topic, 0)]
