@@ -30,7 +30,7 @@ from duemq.settings import (
 from duemq_cli import contexts, streams
 from duemq_cli.interrupts import Interruption
 from duemq_cli.output import Output
-from duemq_cli.seconds import Seconds
+from duemq_cli.times import Seconds
 
 if TYPE_CHECKING:
     from duemq import Admin, ConsumerSettings

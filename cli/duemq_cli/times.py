@@ -1,13 +1,15 @@
-"""Times as options take them: callbacks that say in the command line's words what is none.
+"""Times as options take them, which say in the command line's words what is none.
 
-Each raises InvalidArgument.
+Callbacks raise InvalidArgument.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime
+from typing import Any
 
 import click
 
@@ -90,3 +92,18 @@ def _no(
         value=value,
         limit=rule,
     )
+
+
+class Seconds(click.FloatRange):
+    """A FloatRange that takes numbers alone: `nan` and `inf` would wait for ever."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Fails as click's types do."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return number

@@ -22,9 +22,8 @@ from duemq_cli import completion, interrupts
 from duemq_cli.exits import Exit
 from duemq_cli.interrupts import WAIT_S_MAX
 from duemq_cli.printing import MessagePrinter, raw_option
-from duemq_cli.seconds import Seconds
 from duemq_cli.session import Session, pass_session, session_options
-from duemq_cli.times import moment
+from duemq_cli.times import Seconds, moment
 
 _LOG = logging.getLogger("duemq.consumer")
 

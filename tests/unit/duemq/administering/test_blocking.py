@@ -40,7 +40,10 @@ def test_after_ctrl_c_what_is_under_way_ends_first() -> None:
             await asyncio.Event().wait()
             yield "a page"
         finally:
-            await asyncio.sleep(0.01)  # to end takes a while
+            loop = asyncio.get_running_loop()
+            later = loop.create_future()
+            loop.call_later(0.01, later.set_result, None)
+            await later  # to end takes a while
             ended.set()
 
     thread = LoopThread.acquire()
