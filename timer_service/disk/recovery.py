@@ -150,6 +150,8 @@ class Recovery(DispatchedTimers):
     def finish(self) -> None:
         """Takes dispatched and cancelled timers out of memory and blocks.  Raises Corrupt."""
         scheduler = self._scheduler
+        for source in scheduler.numbers.sources:  # a start reads what is durable, and no more
+            source.durable_offset = source.next_offset
         self._find()
         scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
         self._count_topics()

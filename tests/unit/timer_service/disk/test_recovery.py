@@ -38,6 +38,21 @@ def test_what_was_stored_after_the_checkpoint_counts_for_nothing_any_more() -> N
     assert world.scheduler.dispatcher.peer(lane.id.broker).unacked_bytes == waiting
 
 
+def test_what_came_after_the_checkpoint_is_told_to_brokers() -> None:
+    """Else the first commit moves them back to the checkpoint: who replaces a data directory that
+    is lost begins there, and fires again all that came since."""
+    world = world_with(HOUR_MS)
+    world.checkpoint()
+    world.broker.accept([START_MS + HOUR_MS], 100, "any")
+    world.ingest(1)
+    world.sync()
+
+    world.kill()
+
+    [source] = world.scheduler.numbers.sources
+    assert source.durable_offset == source.next_offset == 2
+
+
 def test_a_damaged_checkpoint_refuses_to_start() -> None:
     world = world_with(10)
     world.checkpoint()
