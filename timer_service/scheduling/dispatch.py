@@ -16,7 +16,8 @@ cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).
 
 Batches of a target follow one another naturally: while `PIPELINE_MAX` are unanswered, a further one
 waits until one of them is answered or `SMALL_ROWS` timers have gathered.  So a batch costs no delay
-when all is quick, and batches grow, and their number falls, when the machine is busy.
+when all is quick, and batches grow, and their number falls, when the machine is busy.  What a broker
+that is away or refuses has not answered counts for nothing: others take the target's timers.
 
 With its DISPATCH entry a batch is bound to its broker for good: the answer may have been lost, and
 only the same broker knows whether the batch is stored.
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -85,7 +86,7 @@ class Dispatcher:
         self._routes_known = False
         self._next_queue: dict[tuple[str, str], int] = {}
         self._last_broker: dict[str, str] = {}  # that a topic's batch went to
-        self._unanswered: dict[int, int] = {}  # batches by target
+        self._unanswered: dict[int, Counter[FireLane]] = {}  # batches by target
         self._full: dict[int, Full] = {}  # by target, as `is_stuck` found them
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
@@ -155,10 +156,12 @@ class Dispatcher:
         return np.concatenate([_NONE, *self._ready.get(target, ())])
 
     def should_gather(self, target: int) -> bool:
-        """Whether the target's next batch had better wait for an answer."""
-        if self._unanswered.get(target, 0) < PIPELINE_MAX:
+        """Whether the target's next batch had better wait for an answer that may come soon."""
+        lanes = self._unanswered.get(target)
+        if lanes is None or self.waiting_for(target) >= SMALL_ROWS:
             return False
-        return self.waiting_for(target) < SMALL_ROWS
+        connected = ((x, n) for x, n in lanes.items() if self.peer(x.id.broker).connected)
+        return sum(count for lane, count in connected if not lane.failures) >= PIPELINE_MAX
 
     def stir(self) -> None:
         """More of what waits may go now."""
@@ -315,14 +318,15 @@ class Dispatcher:
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes += len(batch.records)
         peer.busy[batch.lane.id] = batch.lane
-        self._unanswered[batch.target] = self._unanswered.get(batch.target, 0) + 1
+        self._unanswered.setdefault(batch.target, Counter())[batch.lane] += 1
 
     def stored(self, batch: FireBatch) -> None:
         """A batch of a lane was answered as stored."""
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes -= len(batch.records)
-        self._unanswered[batch.target] -= 1
-        if not self._unanswered[batch.target]:
+        lanes = self._unanswered[batch.target]
+        lanes[batch.lane] -= 1
+        if not +lanes:
             del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]

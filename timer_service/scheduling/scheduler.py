@@ -398,6 +398,8 @@ class Scheduler:
             self._acks.append(batch.position)
             if len(self._acks) >= ACKS_MAX:
                 self._flush_acks()
+        elif lane.failures == 1:
+            self.dispatcher.stir()  # what waited for this answer may go elsewhere
         if lane.must_restart():
             self._flush_acks()
             restarted = Restarted(lane.id, lane.epoch + 1)

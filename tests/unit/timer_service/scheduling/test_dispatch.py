@@ -118,6 +118,25 @@ def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> N
     assert not dispatcher.should_gather(5)
 
 
+def test_what_a_broker_that_is_away_or_refuses_has_not_answered_holds_up_no_target() -> None:
+    """Others would take its timers; they waited for that broker, or for more of them."""
+    dispatcher = dispatcher_with(home=1, other=1)
+    lane = dispatcher.lane(LaneId("home", "t", 0))
+    for _ in range(PIPELINE_MAX):
+        push(dispatcher, lane, target=5)
+    dispatcher.add(5, ids(1))
+    assert dispatcher.should_gather(5)
+
+    dispatcher.disconnected("home", NOW)
+    assert not dispatcher.should_gather(5)
+
+    dispatcher.connected("home")
+    assert dispatcher.should_gather(5)
+    [batch] = dispatcher.sendable("home", NOW, 1)
+    lane.answered(batch, FireOutcome.REJECTED, NOW, 0)
+    assert not dispatcher.should_gather(5)
+
+
 def test_without_its_home_broker_any_goes_elsewhere_after_a_while_and_keyed_waits() -> None:
     dispatcher = dispatcher_with(home=2, other=1)
     dispatcher.disconnected("home", NOW)
