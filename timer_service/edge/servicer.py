@@ -100,7 +100,7 @@ class TimerServicer:
             lateness_p50_ms=p50,
             lateness_p99_ms=p99,
             lateness_max_ms=shard.lateness.max_ms(now),
-            next_due_ms=scheduler.tiers.next_due_ms() or 0,
+            next_due_ms=(scheduler.tiers.next_due_ms() or 0) if ledger.pending else 0,
             near=scheduler.near.pending,
             id=shard.directory.producer_id,
             lost=ledger.lost,
