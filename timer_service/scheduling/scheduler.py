@@ -301,9 +301,8 @@ class Scheduler:
         return False
 
     def _build_batch(self, target: int, now_ms: int) -> bool:
-        if self.dispatcher.should_gather(target):
-            return False
-        lane = self.dispatcher.choose(self.numbers.targets[target], now_ms)
+        gathering = self.dispatcher.gathering(target)
+        lane = self.dispatcher.choose(self.numbers.targets[target], now_ms, gathering)
         if lane is None:
             return False
         self._flush_acks()  # may raise: nothing is taken yet
