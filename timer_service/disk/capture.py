@@ -43,6 +43,8 @@ def capture(
         held=held,
         log_needed_from=min([position, *in_log]),
         forgotten_ms=scheduler.tombstones.forgotten_ms,
+        expired_ms=scheduler.tombstones.expired_ms,
+        dropped=[(n, *each) for n, each in scheduler.tombstones.gone.dropped.items()],
         fired_until_ms=scheduler.fires.until_ms,
         fired_late=scheduler.fires.pages(),
         replaced=scheduler.tombstones.gone.saved(),
