@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
-from duemq.protocol.route import Broker
+from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
 from duemq_server.broker.store.offsets import GroupQueue, Progress
@@ -16,6 +16,9 @@ from duemq_server.timer_service.edge.broker_link import (
     EMPTY_LOOK_S,
     BrokerLink,
 )
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.scheduling.dispatch import Dispatcher
+from duemq_server.timer_service.scheduling.holding.holds import Holds
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.manual_loop import ManualLoop
 
@@ -226,5 +229,38 @@ def test_a_replica_that_was_deposed_moves_nothing_back() -> None:
             await loop.silence(COMMIT_INTERVAL_S * 3)
             assert broker.offset == 9
             link.end()
+
+        loop.run_until_complete(main())
+
+
+def test_what_waited_while_a_broker_refused_the_shard_is_sent_when_that_is_over() -> None:
+    """Also to brokers that nothing new is sent to, which would wake their streams."""
+    kicked: list[str] = []
+
+    def played(name: str, refused: FencedTimer | None) -> Any:
+        def kick() -> None:
+            kicked.append(name)
+
+        return SimpleNamespace(refused=refused, holds_timers=lambda: True, kick=kick)
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            dispatcher = Dispatcher(Holds())
+            scheduler = SimpleNamespace(dispatcher=dispatcher)
+            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), scheduler=scheduler)
+            nothing: Any = None
+            links = BrokerLinks(shard, RouteCache(), nothing, nothing)
+            links.by_name = {"b1": played("b1", FencedTimer("other")), "b2": played("b2", None)}
+            links.claims_changed()
+            assert dispatcher.fence
+            kicked.clear()
+
+            links.by_name["b1"].refused = None
+            links.claims_changed()
+
+            assert not dispatcher.fence
+            assert kicked == ["b1", "b2"]
+            links._clocks.cancel()
 
         loop.run_until_complete(main())
