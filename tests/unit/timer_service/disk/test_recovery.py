@@ -84,6 +84,35 @@ def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None
         open_directory(DATA, world.disk, LIMITS, START_MS)
 
 
+def test_what_was_parked_and_dispatched_is_found_before_all_that_is_far() -> None:
+    """All that was on disk came into memory, until what was parked was looked at."""
+    world = world_with(*[5] * 20, topic="keyed")
+    world.broker.accept([START_MS + 5] * 10 + [START_MS + HOUR_MS] * 20, 10, "any")
+    world.ingest(1)
+    world.set_topics([])
+    world.now_ms += 5
+    world.tick()
+    for target in world.scheduler.dispatcher.turns():
+        park = world.scheduler.parking.begin(target, world.now_ms)
+        assert park is not None
+        world.run(park)
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
+    world.checkpoint()
+    world.set_topics(["keyed"])
+    job = world.directory.housekeeper._unpark(world.now_ms)
+    assert job is not None
+    world.run(job)
+    world.tick()
+    world.sync()
+    assert world.scheduler.ledger.fired == 20
+
+    world.kill()
+
+    assert world.scheduler.ledger.fired == 20
+    assert world.scheduler.segments.pending == 30  # far, and parked for another topic
+    world.drain()
+
+
 def dispatch_again(world: World, offsets: list[int]) -> int:
     """Writes what a release wrote that handed timers out twice; where."""
     lane = next(lane for lane in world.scheduler.dispatcher.lanes() if lane.next_sequence)
