@@ -17,14 +17,15 @@ size; only batches on their way to a broker are written whole.
 
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
 `fired_until_ms` of the object, `dropped`, of which sources pages of `replaced_pages` gave way to
-others, with `expired_ms`, which is `forgotten_ms` without them; the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
-under keys `rows_timer_key`, `blocks_keyed` and those of keyed_arrays.py; `replaced_pages` and
-`replaced_bits`, of timers that are gone (tombstones.py), and of those that still lie on disk
-`unmet_pages`, u64, and `unmet_bits`, 128 bytes a page (offset_bits.py); `schedules`, u8
-(schedule_entry.py); and where there are replicas `epochs`, (epoch, start) of each leader whose
-entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
-the ledger by topic; `bulk`, jobs on what is pending (timer_service/scheduling/bulk/jobs.py);
-`holds`, those in force (hold_entry.Hold), and `next_hold`, if there ever was one.
+others, with `expired_ms`, which is `forgotten_ms` without them; the arrays `late_pages` and
+`late_bits` (fire_memory.py); of timers under keys `rows_timer_key`, `blocks_keyed` and those of
+keyed_arrays.py; `replaced_pages` and `replaced_bits`, of timers that are gone (tombstones.py), and
+of those that still lie on disk `unmet_pages`, u64, and `unmet_bits`, 128 bytes a page
+(offset_bits.py); `schedules`, u8 (schedule_entry.py); and where there are replicas `epochs`,
+(epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
+producer id, and `installed`; `topics`, the ledger by topic; `bulk`, jobs on what is pending
+(timer_service/scheduling/bulk/jobs.py); `holds`, those in force (hold_entry.Hold), and `next_hold`,
+if there ever was one.
 """
 
 from __future__ import annotations
