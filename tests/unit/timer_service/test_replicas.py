@@ -126,8 +126,8 @@ async def test_a_timer_is_located_when_replicas_have_it(led: Led) -> None:
     await servicer.LocateTimers(timer_pb2.LocateTimersRequest(handles=named[1:]), None)
     asked = servicer.LocateTimers(timer_pb2.LocateTimersRequest(handles=named), None)
     located = asyncio.create_task(asked)
-    await asyncio.sleep(0)
-    assert not located.done()
+    done, _ = await asyncio.wait({located}, timeout=0)
+    assert not done
     led.replicas.follow()
 
     assert list((await located).here) == [True, False]
