@@ -43,6 +43,8 @@ def capture(
         held=held,
         log_needed_from=min([position, *in_log]),
         forgotten_ms=scheduler.tombstones.forgotten_ms,
+        expired_ms=scheduler.tombstones.expired_ms,
+        dropped=[(n, *each) for n, each in scheduler.tombstones.gone.dropped.items()],
         fired_until_ms=scheduler.fires.until_ms,
         fired_late=scheduler.fires.pages(),
         replaced=scheduler.tombstones.gone.saved(),
@@ -77,8 +79,15 @@ def _held(scheduler: Scheduler) -> list[Held]:
         blob = near.blobs[int(numbers[first])]
         if blob is not None:
             held.append(_held_in(blob, rows.slice(first, last)))
-    held += [_held_in(blob, rows) for rows, blob in scheduler.tiers.memtable.pieces]
+    held += [_held_in(blob, _as_now(rows)) for rows, blob in scheduler.tiers.memtable.pieces]
     return held
+
+
+def _as_now(rows: Rows) -> Rows:
+    """A timer that is replaced before this is encoded has its key here yet: that may be lost."""
+    if rows.timer_key is None:
+        return rows
+    return dataclasses.replace(rows, timer_key=rows.timer_key.copy())
 
 
 def _held_in(blob: Blob, rows: Rows) -> Held:

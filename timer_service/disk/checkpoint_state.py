@@ -16,14 +16,16 @@ timer log or a period file), so that a checkpoint costs 50 bytes a near timer wh
 size; only batches on their way to a broker are written whole.
 
 What later releases added is left out while it is empty, and need not be there: `forgotten_ms` and
-`fired_until_ms` of the object, the arrays `late_pages` and `late_bits` (fire_memory.py); of timers
-under keys `rows_timer_key`, `blocks_keyed` and those of keyed_arrays.py; `replaced_pages` and
-`replaced_bits`, of timers that are gone (tombstones.py), and of those that still lie on disk
-`unmet_pages`, u64, and `unmet_bits`, 128 bytes a page (offset_bits.py); `schedules`, u8
-(schedule_entry.py); and where there are replicas `epochs`, (epoch, start) of each leader whose
-entries the log still has, `store_id` where it is not the producer id, and `installed`; `topics`,
-the ledger by topic; `bulk`, jobs on what is pending (timer_service/scheduling/bulk/jobs.py);
-`holds`, those in force (hold_entry.Hold), and `next_hold`, if there ever was one.
+`fired_until_ms` of the object, `dropped`, of which sources pages of `replaced_pages` gave way to
+others, with `expired_ms`, which is `forgotten_ms` without them; the arrays `late_pages` and
+`late_bits` (fire_memory.py); of timers under keys `rows_timer_key`, `blocks_keyed` and those of
+keyed_arrays.py; `replaced_pages` and `replaced_bits`, of timers that are gone (tombstones.py), and
+of those that still lie on disk `unmet_pages`, u64, and `unmet_bits`, 128 bytes a page
+(offset_bits.py); `schedules`, u8 (schedule_entry.py); and where there are replicas `epochs`,
+(epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
+producer id, and `installed`; `topics`, the ledger by topic; `bulk`, jobs on what is pending
+(timer_service/scheduling/bulk/jobs.py); `holds`, those in force (hold_entry.Hold), and `next_hold`,
+if there ever was one.
 """
 
 from __future__ import annotations
@@ -92,6 +94,9 @@ class CheckpointState:
     log_needed_from: int  # the log before it is not needed any more
     # What a cancel must know of timers that are gone; older checkpoints have none of it.
     forgotten_ms: int = 0
+    expired_ms: int = 0
+    dropped: Sequence[tuple[int, int, int]] = ()
+    """Of the sources of these numbers, as offset_pages.Dropped."""
     fired_until_ms: int = 0
     fired_late: list[SavedPage] = dataclasses.field(default_factory=list)
     replaced: list[SavedPage] = dataclasses.field(default_factory=list)
@@ -170,6 +175,8 @@ def encode(state: CheckpointState) -> bytes:
     added: dict[str, Any] = {}
     if state.forgotten_ms or state.fired_until_ms:
         added = {"forgotten_ms": state.forgotten_ms, "fired_until_ms": state.fired_until_ms}
+    if state.dropped:
+        added |= {"expired_ms": state.expired_ms, "dropped": state.dropped}
     if state.epochs:
         added["epochs"] = state.epochs
     if state.installed:
@@ -248,6 +255,8 @@ def decode(payload: bytes) -> CheckpointState:
         held=_decode_held(files, arrays),
         log_needed_from=header["log_needed_from"],
         forgotten_ms=header.get("forgotten_ms", 0),
+        expired_ms=header.get("expired_ms", header.get("forgotten_ms", 0)),
+        dropped=[(number, end, at_ms) for number, end, at_ms in header.get("dropped", ())],
         fired_until_ms=header.get("fired_until_ms", 0),
         fired_late=_decode_pages("late", arrays),
         replaced=_decode_pages("replaced", arrays),

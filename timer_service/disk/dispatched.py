@@ -201,13 +201,11 @@ class DispatchedTimers:
         self._forget_repeats(self._unseen.again)
         self._sift_near()
         self._sift_memtable()
-        window_ms = scheduler.limits.near_window_ms
-        for horizon_ms in (self._now_ms + 1, self._now_ms + window_ms, NEVER):
+        while self._unseen.remaining and self._load_due():
+            pass
+        for horizon_ms in (self._now_ms + scheduler.limits.near_window_ms, NEVER):
             while self._unseen.remaining and self._load(horizon_ms):
                 pass
-        for target in scheduler.segments.parked():
-            while self._unseen.remaining and target in scheduler.segments.parked():
-                self._take(scheduler.segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
         if self._unseen.remaining:
             self._not_found(self._unseen.remaining)
         for batch in self._batches:
@@ -321,6 +319,18 @@ class DispatchedTimers:
         changed = self._keys_changed
         ended = (each for each in hashes if changed.get(each, 0) < position)
         self._scheduler.keyed.ended.note(ended, self._fired_by(position), fired=True)
+
+    def _load_due(self) -> bool:
+        """Some of what was due and some of what was parked: it was dispatched in either order."""
+        loaded = self._load(self._now_ms + 1)
+        missing = self._unseen.missing()
+        topics = {self._batches[number].lane.id.topic for number in missing}
+        segments = self._scheduler.segments
+        for target in segments.parked():
+            if target.topic in topics:
+                self._take(segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
+                loaded = True
+        return loaded
 
     def _load(self, horizon_ms: int) -> bool:
         """Loads some timers that were due; False if there are none."""

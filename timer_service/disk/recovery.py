@@ -42,6 +42,7 @@ from duemq_server.timer_service.timers import (
     schedule_entry,
 )
 from duemq_server.timer_service.timers.limits import AHEAD_MS
+from duemq_server.timer_service.timers.offset_pages import Dropped
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, keys_of
 
 ReadBody = Callable[[Home, int], bytes]
@@ -84,7 +85,8 @@ class Recovery(DispatchedTimers):
             scheduler.tombstones.left.restore(*state.unmet)
         for tombstone in state.tombstones:
             scheduler.tombstones.restore(*tombstone)
-        scheduler.tombstones.forgot(state.forgotten_ms)
+        scheduler.tombstones.forgot(state.expired_ms)
+        scheduler.tombstones.gone.dropped = {n: Dropped(*each) for n, *each in state.dropped}
         scheduler.keyed.requests.restore(state.requests)
         scheduler.keyed.ended.restore(state.ended_keys)
         scheduler.schedules.apply(state.schedules)
@@ -150,6 +152,8 @@ class Recovery(DispatchedTimers):
     def finish(self) -> None:
         """Takes dispatched and cancelled timers out of memory and blocks.  Raises Corrupt."""
         scheduler = self._scheduler
+        for source in scheduler.numbers.sources:  # a start reads what is durable, and no more
+            source.durable_offset = source.next_offset
         self._find()
         scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
         self._count_topics()

@@ -198,6 +198,8 @@ class BrokerLinks:
         dispatcher = self._shard.scheduler.dispatcher
         if dispatcher.set_fence(fence):
             self._set_routes()
+            for link in self.by_name.values():
+                link.kick()  # what was durable by then waits in its stream
         self.on_claims()
 
     def check_may_serve(self) -> None:
@@ -247,9 +249,14 @@ class BrokerLinks:
             self.say(f"clock {name}", logging.WARNING, "%s", problem)
 
     def keep_time(self) -> None:
-        """Goes by the brokers' clocks if all of them are behind this machine's."""
-        known = (link.clock.behind_ms for link in self.by_name.values() if link.clock.known)
-        behind_ms = min(known, default=0)
+        """Goes by the brokers' clocks if all of them are behind this machine's.
+
+        Of those that answer; if none does, of all that did.
+        """
+        known = [link.clock for link in self.by_name.values() if link.clock.known]
+        quiet_ms = steady_ms()
+        fresh = [clock for clock in known if clock.is_fresh(quiet_ms)]
+        behind_ms = min((clock.behind_ms for clock in fresh or known), default=0)
         if abs(behind_ms - self._behind_ms) >= SLACK_MS or not behind_ms:
             self._behind_ms = behind_ms
             self._shard.firing.keep_behind(behind_ms)

@@ -66,12 +66,13 @@ class TimerServicer:
     async def LocateTimers(
         self, request: timer_pb2.LocateTimersRequest, _: Any
     ) -> timer_pb2.LocateTimersResponse:
-        """Which of these timers ever came to this shard."""
+        """Which of these timers ever came to this shard, durably: whoever asks writes it down."""
         checks.count("handles", len(request.handles), 0, HANDLES_MAX, "in a request")
         self._links.check_may_serve()
         find = self._shard.scheduler.numbers.source
         sources: dict[tuple[int, int], Source | None] = {}
         here: list[bool] = []
+        durable = True
         for at, each in enumerate(request.handles):
             if at and at % SLICE == 0:
                 await asyncio.sleep(0)
@@ -80,6 +81,9 @@ class TimerServicer:
                 sources[pair] = find(SourceId(*pair))
             source = sources[pair]
             here.append(source is not None and source.had(each.offset))
+            durable &= source is None or each.offset < source.durable_offset or not here[-1]
+        if not durable:
+            await self._shard.settled()
         return timer_pb2.LocateTimersResponse(here=here, epoch=self._links.epoch)
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
@@ -100,7 +104,7 @@ class TimerServicer:
             lateness_p50_ms=p50,
             lateness_p99_ms=p99,
             lateness_max_ms=shard.lateness.max_ms(now),
-            next_due_ms=scheduler.tiers.next_due_ms() or 0,
+            next_due_ms=(scheduler.tiers.next_due_ms() or 0) if ledger.pending else 0,
             near=scheduler.near.pending,
             id=shard.directory.producer_id,
             lost=ledger.lost,

@@ -50,9 +50,19 @@ class Tombstones:
         return len(self._expiry)
 
     @property
+    def expired_ms(self) -> int:
+        """Of timers due after this none is forgotten, but for those that gave way to others."""
+        return self._forgotten_ms
+
+    @property
     def forgotten_ms(self) -> int:
         """Of timers due after this none is forgotten."""
-        return max(self._forgotten_ms, self.gone.dropped_ms)
+        dropped = (each.marked_ms for each in self.gone.dropped.values())
+        return max([self._forgotten_ms, *dropped])
+
+    def forgotten_until_ms(self, source: int, offset: int) -> int:
+        """The same, of those that were before this one, or came about when it did."""
+        return max(self._forgotten_ms, self.gone.dropped_ms(source, offset))
 
     @property
     def unmet(self) -> int:

@@ -316,7 +316,9 @@ def outcome_of_gone(scheduler: Scheduler, source: int, handle: Cancelled, now_ms
         return FIRED
     if handle.due_ms > max(now_ms, scheduler.fires.until_ms):
         return UNKNOWN  # nothing with this due time can have fired
-    kept_ms = max(now_ms - scheduler.tombstones.keep_ms, scheduler.tombstones.forgotten_ms + 1)
+    tombstones = scheduler.tombstones
+    forgotten_ms = tombstones.forgotten_until_ms(source, handle.offset)
+    kept_ms = max(now_ms - tombstones.keep_ms, forgotten_ms + 1)
     return FIRED if handle.due_ms >= kept_ms else UNKNOWN
 
 

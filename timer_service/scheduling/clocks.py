@@ -8,6 +8,8 @@ smallest difference within a while is nearest to the truth.
 from __future__ import annotations
 
 WINDOW_MS = 10_000
+# Who has not answered for so long is away, or gone: it says nothing of this machine's clock by now.
+FRESH_MS = 60_000
 # Brokers hold what is so much early; and answers take a while on a busy machine.
 SLACK_MS = 20
 # A clock that was slewed by so much was set, for waits; by so much, for people.
@@ -21,6 +23,7 @@ class BrokerClock:
     def __init__(self) -> None:
         self.known = False
         self._until_ms = 0
+        self._observed_ms = 0
         self._now: float = 0
         self._before: float = 0
 
@@ -37,6 +40,7 @@ class BrokerClock:
     def observe(self, local_ms: int, broker_ms: int, steady_ms: int) -> None:
         """An answer came now, stamped `broker_ms` as it was sent."""
         ahead = local_ms - broker_ms
+        self._observed_ms = steady_ms
         if not self.known:
             self._now = self._before = ahead
             self._until_ms = steady_ms + WINDOW_MS
@@ -46,6 +50,10 @@ class BrokerClock:
             self._until_ms = steady_ms + WINDOW_MS
         else:
             self._now = min(self._now, ahead)
+
+    def is_fresh(self, steady_ms: int) -> bool:
+        """Whether the broker has answered of late."""
+        return self.known and steady_ms - self._observed_ms < FRESH_MS
 
     def clock_set(self) -> None:
         """This machine's clock was set: what was learnt is worth nothing."""

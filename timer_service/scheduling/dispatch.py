@@ -14,9 +14,10 @@ cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).
                          another connected broker that serves the topic; without a home broker
                          the connected ones in turn
 
-Batches of a target follow one another naturally: while `PIPELINE_MAX` are unanswered, a further one
-waits until one of them is answered or `SMALL_ROWS` timers have gathered.  So a batch costs no delay
-when all is quick, and batches grow, and their number falls, when the machine is busy.
+Batches of a target follow one another naturally: while a broker has `PIPELINE_MAX` unanswered, a
+further one waits until one of them is answered or `SMALL_ROWS` timers have gathered.  So a batch
+costs no delay when all is quick, and batches grow, and their number falls, when the machine is
+busy.  Other brokers take the target's timers meanwhile, where they may.
 
 With its DISPATCH entry a batch is bound to its broker for good: the answer may have been lost, and
 only the same broker knows whether the batch is stored.
@@ -26,8 +27,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class Dispatcher:
         self._routes_known = False
         self._next_queue: dict[tuple[str, str], int] = {}
         self._last_broker: dict[str, str] = {}  # that a topic's batch went to
-        self._unanswered: dict[int, int] = {}  # batches by target
+        self._unanswered: dict[int, Counter[FireLane]] = {}  # batches by target
         self._full: dict[int, Full] = {}  # by target, as `is_stuck` found them
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
@@ -154,11 +155,15 @@ class Dispatcher:
         """All timers that wait for a target, cancelled ones included; they stay."""
         return np.concatenate([_NONE, *self._ready.get(target, ())])
 
-    def should_gather(self, target: int) -> bool:
-        """Whether the target's next batch had better wait for an answer."""
-        if self._unanswered.get(target, 0) < PIPELINE_MAX:
-            return False
-        return self.waiting_for(target) < SMALL_ROWS
+    def gathering(self, target: int) -> Collection[str]:
+        """Brokers whose answers the target's next batch had better wait for."""
+        lanes = self._unanswered.get(target)
+        if lanes is None or self.waiting_for(target) >= SMALL_ROWS:
+            return ()
+        counts: Counter[str] = Counter()
+        for lane, count in lanes.items():
+            counts[lane.id.broker] += 0 if lane.failures else count
+        return {broker for broker in counts if counts[broker] >= PIPELINE_MAX}
 
     def stir(self) -> None:
         """More of what waits may go now."""
@@ -221,18 +226,19 @@ class Dispatcher:
         for peer in self.peers.values():
             yield from peer.lanes.values()
 
-    def choose(self, target: TargetId, now_ms: int) -> FireLane | None:
-        """The lane that the target's next batch belongs to; None: not now."""
+    def choose(self, target: TargetId, now_ms: int, but: Collection[str] = ()) -> FireLane | None:
+        """The lane that the target's next batch belongs to; None: not now.  `but`: not there."""
         if target.topic in self._holds.topics or room_number(target) is not None:
             return None
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
             count = queues.get(target.broker, 0)
-            if not count or not self._open(target.broker):
+            if not count or target.broker in but or not self._open(target.broker):
                 return None
             return self._usable(LaneId(target.broker, target.topic, target.queue_id % count))
         for broker in self._candidates(target, queues, now_ms):
-            lane = self._next_lane(broker, target.topic, queues[broker])
+            count = 0 if broker in but else queues[broker]
+            lane = self._next_lane(broker, target.topic, count)
             if lane is not None:
                 self._last_broker[target.topic] = broker
                 return lane
@@ -315,14 +321,15 @@ class Dispatcher:
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes += len(batch.records)
         peer.busy[batch.lane.id] = batch.lane
-        self._unanswered[batch.target] = self._unanswered.get(batch.target, 0) + 1
+        self._unanswered.setdefault(batch.target, Counter())[batch.lane] += 1
 
     def stored(self, batch: FireBatch) -> None:
         """A batch of a lane was answered as stored."""
         peer = self.peer(batch.lane.id.broker)
         peer.unacked_bytes -= len(batch.records)
-        self._unanswered[batch.target] -= 1
-        if not self._unanswered[batch.target]:
+        lanes = self._unanswered[batch.target]
+        lanes[batch.lane] -= 1
+        if not +lanes:
             del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]

@@ -301,9 +301,8 @@ class Scheduler:
         return False
 
     def _build_batch(self, target: int, now_ms: int) -> bool:
-        if self.dispatcher.should_gather(target):
-            return False
-        lane = self.dispatcher.choose(self.numbers.targets[target], now_ms)
+        gathering = self.dispatcher.gathering(target)
+        lane = self.dispatcher.choose(self.numbers.targets[target], now_ms, gathering)
         if lane is None:
             return False
         self._flush_acks()  # may raise: nothing is taken yet
@@ -398,6 +397,8 @@ class Scheduler:
             self._acks.append(batch.position)
             if len(self._acks) >= ACKS_MAX:
                 self._flush_acks()
+        elif lane.failures == 1:
+            self.dispatcher.stir()  # what waited for this answer may go elsewhere
         if lane.must_restart():
             self._flush_acks()
             restarted = Restarted(lane.id, lane.epoch + 1)

@@ -249,13 +249,15 @@ class Tiers:
         return in_memory + self._segments.overdue(now_ms)
 
     def next_due_ms(self) -> int | None:
-        """Due time of the first pending timer, cancelled ones included; None: none pending."""
-        dues = [
-            self._near.wheel.next_due_ms(),
-            self.memtable.min_due_ms,
-            self._segments.next_due_ms(),
-        ]
-        return min((due for due in dues if due is not None), default=None)
+        """Due time of the first pending timer, wherever it lies; None: none is pending.
+
+        Cancelled ones that were not met yet are included.
+        """
+        near = self._near.table.due_ms[self._near.pending_ids()]
+        in_memory = [near, *(rows.due_ms for rows, _ in self.pieces())]
+        dues = [int(each.min()) for each in in_memory if len(each)]
+        dues += [each.next_due_ms for each in self._segments.blocks()]
+        return min(dues, default=None)
 
 
 def _body_bytes(rows: Rows) -> int:

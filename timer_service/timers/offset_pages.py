@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.timers.rows import key_of
+from duemq_server.timer_service.timers.rows import KEY_BITS, key_of
 
 PAGE_BITS = 16  # offsets of a page: 8 KiB of bits
 PAGE_BYTES = (1 << PAGE_BITS) // 8
@@ -27,6 +27,13 @@ class SavedPage(NamedTuple):
     bits: bytes
 
 
+class Dropped(NamedTuple):
+    """Of a source: pages that went because there were too many."""
+
+    end: int  # offsets before it may have been in one
+    marked_ms: int  # the latest time of such a page
+
+
 @dataclasses.dataclass(slots=True)
 class _Page:
     marked_ms: int
@@ -38,8 +45,8 @@ class OffsetPages:
 
     def __init__(self, pages_max: int = PAGES_MAX) -> None:
         self.pages_max = pages_max
-        self.dropped_ms = 0
-        """The latest time of a page that went because there were too many."""
+        self.dropped: dict[int, Dropped] = {}
+        """By source, until what was in them is past its time."""
         self._pages: dict[int, _Page] = {}
 
     def has(self, source: int, offset: int) -> bool:
@@ -88,14 +95,28 @@ class OffsetPages:
         page.marked_ms = max(page.marked_ms, at_ms)
         self._pages[number] = page  # at the end
         while len(self._pages) > self.pages_max:
-            gone = self._pages.pop(next(iter(self._pages)))
-            self.dropped_ms = max(self.dropped_ms, gone.marked_ms)
+            oldest = next(iter(self._pages))
+            self._note_dropped(oldest, self._pages.pop(oldest).marked_ms)
         return page
+
+    def _note_dropped(self, number: int, marked_ms: int) -> None:
+        source, page = divmod(number, 1 << KEY_BITS - PAGE_BITS)
+        before = self.dropped.get(source, Dropped(0, 0))
+        end = max(before.end, page + 1 << PAGE_BITS)
+        self.dropped[source] = Dropped(end, max(before.marked_ms, marked_ms))
+
+    def dropped_ms(self, source: int, offset: int) -> int:
+        """The latest time of what went with the timer, if that may have; else 0."""
+        dropped = self.dropped.get(source)
+        return dropped.marked_ms if dropped is not None and offset < dropped.end else 0
 
     def expire(self, before_ms: int) -> int:
         """Forgets pages that were last marked before; the latest time of these, 0: none."""
+        gone = [n for n, each in self.dropped.items() if each.marked_ms < before_ms]
+        times_ms = [self.dropped.pop(source).marked_ms for source in gone]
         old = [n for n, page in self._pages.items() if page.marked_ms < before_ms]
-        return max((self._pages.pop(number).marked_ms for number in old), default=0)
+        times_ms += [self._pages.pop(number).marked_ms for number in old]
+        return max(times_ms, default=0)
 
     def saved(self) -> list[SavedPage]:
         """A copy, for a checkpoint."""

@@ -6,16 +6,21 @@ from typing import Any, cast
 import pytest
 
 from duemq.errors import DuemqError, FencedTimer, Unavailable
-from duemq.protocol.route import Broker
+from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
 from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.timer_service.edge import broker_links
 from duemq_server.timer_service.edge.broker_link import (
     CLAIM_RETRY_S,
     COMMIT_INTERVAL_S,
     EMPTY_LOOK_S,
     BrokerLink,
 )
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
+from duemq_server.timer_service.scheduling.dispatch import Dispatcher
+from duemq_server.timer_service.scheduling.holding.holds import Holds
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.manual_loop import ManualLoop
 
@@ -228,3 +233,64 @@ def test_a_replica_that_was_deposed_moves_nothing_back() -> None:
             link.end()
 
         loop.run_until_complete(main())
+
+
+def test_what_waited_while_a_broker_refused_the_shard_is_sent_when_that_is_over() -> None:
+    """Also to brokers that nothing new is sent to, which would wake their streams."""
+    kicked: list[str] = []
+
+    def played(name: str, refused: FencedTimer | None) -> Any:
+        def kick() -> None:
+            kicked.append(name)
+
+        return SimpleNamespace(refused=refused, holds_timers=lambda: True, kick=kick)
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            dispatcher = Dispatcher(Holds())
+            scheduler = SimpleNamespace(dispatcher=dispatcher)
+            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), scheduler=scheduler)
+            nothing: Any = None
+            links = BrokerLinks(shard, RouteCache(), nothing, nothing)
+            links.by_name = {"b1": played("b1", FencedTimer("other")), "b2": played("b2", None)}
+            links.claims_changed()
+            assert dispatcher.fence
+            kicked.clear()
+
+            links.by_name["b1"].refused = None
+            links.claims_changed()
+
+            assert not dispatcher.fence
+            assert kicked == ["b1", "b2"]
+            links._clocks.cancel()
+
+        loop.run_until_complete(main())
+
+
+def test_a_broker_that_is_gone_says_nothing_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was never ahead of that one; for good, as long as the process ran."""
+    behind: list[int] = []
+    gone, there = BrokerClock(), BrokerClock()
+    gone.observe(1_000, 1_000, 0)
+    there.observe(61_000, 56_000, FRESH_MS)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            firing = SimpleNamespace(keep_behind=behind.append)
+            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), firing=firing)
+            nothing: Any = None
+            links = BrokerLinks(shard, RouteCache(), nothing, nothing)
+            links._clocks.cancel()
+            clocks = {"gone": gone, "there": there}
+            links.by_name = {
+                name: cast(Any, SimpleNamespace(clock=clocks[name])) for name in clocks
+            }
+            for steady_ms in (FRESH_MS - 1, FRESH_MS, 3 * FRESH_MS):  # nobody answers in the end
+                monkeypatch.setattr(broker_links, "steady_ms", lambda now=steady_ms: now)
+                links.keep_time()
+                if steady_ms == FRESH_MS:
+                    del links.by_name["gone"]
+
+        loop.run_until_complete(main())
+    assert behind == [0, 5_000 - SLACK_MS]

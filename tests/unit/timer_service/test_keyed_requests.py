@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from duemq.errors import Overloaded
+from duemq.errors import Corrupt, Overloaded
 from duemq.v1 import message_pb2
 from duemq_server.storage.errors import LogFull
 from duemq_server.timer_service import keyed_requests
 from duemq_server.timer_service.keyed_requests import KeyedRequests
-from duemq_server.timer_service.scheduling.keyed.changes import Scheduling
-from duemq_server.timer_service.timers.keyed import EXISTS, REPLACED, SCHEDULED
-from duemq_server.timer_service.timers.keyed_entry import RequestKey
+from duemq_server.timer_service.scheduling.keyed.changes import CancellingKeys, Scheduling
+from duemq_server.timer_service.timers.keyed import EXISTS, REPLACED, SCHEDULED, TimerKey
+from duemq_server.timer_service.timers.keyed_entry import CANCELLED, RequestKey
 from tests.property.keyed_model import keyed_records
 from tests.property.timer_world import World
 
@@ -91,6 +91,26 @@ def test_a_request_that_comes_again_while_it_is_decided_is_decided_once(world: W
 
     run(world, work)
     assert world.scheduler.ledger.replaced == 1
+
+
+def test_a_request_with_errors_is_decided_anew_when_it_comes_again(world: World) -> None:
+    [name] = world.scheduler.segments.lengths
+    path = world.scheduler.segments.path(name)
+
+    def cancelling() -> CancellingKeys:
+        return CancellingKeys(world.scheduler, RequestKey(b"r" * 16), [TimerKey("any", "k")])
+
+    async def work(asked: KeyedRequests) -> None:
+        world.disk.flip(path, 40)
+        first = await asked.decide(cancelling())
+        assert isinstance(first.errors[0], Corrupt)
+        world.disk.flip(path, 40)  # it can be read again
+        again = await asked.decide(cancelling())
+        assert [outcome for outcome, _ in again.results] == [CANCELLED]
+        assert not again.errors
+
+    run(world, work)
+    assert world.scheduler.ledger.cancelled == 1
 
 
 def test_it_waits_for_room_in_the_log(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

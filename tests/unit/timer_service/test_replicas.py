@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from duemq.errors import Unavailable
+from duemq.v1 import message_pb2, timer_pb2
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import LogFull
 from duemq_server.timer_service.disk.data_directory import load_checkpoint
 from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.edge.servicer import TimerServicer
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.limits import Limits
@@ -104,6 +108,29 @@ async def test_a_batch_is_sent_and_an_offset_told_when_replicas_have_them(led: L
     assert led.sendable == [BROKER]
     assert source.durable_offset == 1
     assert led.sent() == 1
+
+
+async def test_a_timer_is_located_when_replicas_have_it(led: Led) -> None:
+    """Another shard writes down that it is here: it could come to that one, were it lost here."""
+    links = SimpleNamespace(check_may_serve=lambda: None, epoch=1)
+    nothing: Any = None
+    servicer = TimerServicer(led.shard, cast(Any, links), nothing, nothing)
+    led.replicas.held = True
+    handle = await led.take(led.now_ms + HOUR_MS)
+    await led.synced()
+    named = [
+        message_pb2.TimerHandle(store_id=SOURCE.store_id, queue_id=SOURCE.queue_id, offset=offset)
+        for offset in (handle.offset, handle.offset + 1)
+    ]
+
+    await servicer.LocateTimers(timer_pb2.LocateTimersRequest(handles=named[1:]), None)
+    asked = servicer.LocateTimers(timer_pb2.LocateTimersRequest(handles=named), None)
+    located = asyncio.create_task(asked)
+    done, _ = await asyncio.wait({located}, timeout=0)
+    assert not done
+    led.replicas.follow()
+
+    assert list((await located).here) == [True, False]
 
 
 @pytest.mark.parametrize("outcome", [CANCELLED, FIRED])

@@ -38,6 +38,21 @@ def test_what_was_stored_after_the_checkpoint_counts_for_nothing_any_more() -> N
     assert world.scheduler.dispatcher.peer(lane.id.broker).unacked_bytes == waiting
 
 
+def test_what_came_after_the_checkpoint_is_told_to_brokers() -> None:
+    """Else the first commit moves them back to the checkpoint: who replaces a data directory that
+    is lost begins there, and fires again all that came since."""
+    world = world_with(HOUR_MS)
+    world.checkpoint()
+    world.broker.accept([START_MS + HOUR_MS], 100, "any")
+    world.ingest(1)
+    world.sync()
+
+    world.kill()
+
+    [source] = world.scheduler.numbers.sources
+    assert source.durable_offset == source.next_offset == 2
+
+
 def test_a_damaged_checkpoint_refuses_to_start() -> None:
     world = world_with(10)
     world.checkpoint()
@@ -67,6 +82,35 @@ def test_a_log_that_lost_what_the_checkpoint_has_seen_refuses_to_start() -> None
 
     with pytest.raises(Corrupt, match="acknowledged timers are gone"):
         open_directory(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_what_was_parked_and_dispatched_is_found_before_all_that_is_far() -> None:
+    """All that was on disk came into memory, until what was parked was looked at."""
+    world = world_with(*[5] * 20, topic="keyed")
+    world.broker.accept([START_MS + 5] * 10 + [START_MS + HOUR_MS] * 20, 10, "any")
+    world.ingest(1)
+    world.set_topics([])
+    world.now_ms += 5
+    world.tick()
+    for target in world.scheduler.dispatcher.turns():
+        park = world.scheduler.parking.begin(target, world.now_ms)
+        assert park is not None
+        world.run(park)
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
+    world.checkpoint()
+    world.set_topics(["keyed"])
+    job = world.directory.housekeeper._unpark(world.now_ms)
+    assert job is not None
+    world.run(job)
+    world.tick()
+    world.sync()
+    assert world.scheduler.ledger.fired == 20
+
+    world.kill()
+
+    assert world.scheduler.ledger.fired == 20
+    assert world.scheduler.segments.pending == 30  # far, and parked for another topic
+    world.drain()
 
 
 def dispatch_again(world: World, offsets: list[int]) -> int:

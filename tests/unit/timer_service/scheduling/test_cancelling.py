@@ -346,3 +346,29 @@ def test_a_timer_cancelled_long_after_it_was_due_is_known_to_be_for_as_long_as_a
     world.housekeep()
 
     assert world.cancel(0) == CANCELLED
+
+
+def test_what_gives_way_of_one_queue_s_cancels_takes_nothing_from_another_s_fires() -> None:
+    """It may be due in months: until then nobody was told that his timer had fired."""
+    world = World()
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    world.tick()
+    world.sync()
+    world.send()
+    gone = world.scheduler.tombstones.gone
+    gone.pages_max = 1
+    for source in (1, 2):
+        gone.mark_one(source, 5, START_MS + HOUR_MS)
+    assert not gone.has(1, 5)
+    for _ in range(2):
+        assert world.cancel(0) == FIRED
+        world.sync()
+        world.checkpoint()
+        world.kill()
+
+    gone = world.scheduler.tombstones.gone
+    gone.pages_max = 1
+    for source in (0, 2):
+        gone.mark_one(source, 5, START_MS + HOUR_MS)
+    assert world.cancel(0) == UNKNOWN

@@ -106,16 +106,38 @@ def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> N
         push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)), target=5)
 
     dispatcher.add(5, ids(1))
-    assert dispatcher.should_gather(5)
-    assert not dispatcher.should_gather(6)
+    assert dispatcher.gathering(5) == {"home"}
+    for target in (ANY, KEYED):
+        assert dispatcher.choose(target, NOW)
+        assert not dispatcher.choose(target, NOW, dispatcher.gathering(5))
+    assert not dispatcher.gathering(6)
     dispatcher.add(5, ids(*range(SMALL_ROWS)))
-    assert not dispatcher.should_gather(5)
+    assert not dispatcher.gathering(5)
     dispatcher.take(5, SMALL_ROWS)
-    assert dispatcher.should_gather(5)
+    assert dispatcher.gathering(5)
     [batch] = dispatcher.sendable("home", NOW, 1)
     batch.lane.answered(batch, FireOutcome.STORED, NOW, 0)
     dispatcher.stored(batch)
-    assert not dispatcher.should_gather(5)
+    assert not dispatcher.gathering(5)
+
+
+def test_a_broker_that_does_not_answer_or_refuses_holds_up_no_target_that_others_take() -> None:
+    """Its timers waited for that broker, or for more of them."""
+    dispatcher = dispatcher_with(home=2, other=1)
+    anywhere = ANY._replace(broker="")
+    lane = dispatcher.lane(LaneId("home", "t", 0))
+    for _ in range(PIPELINE_MAX):
+        push(dispatcher, lane, target=5)
+    dispatcher.add(5, ids(1))
+
+    chosen = [dispatcher.choose(anywhere, NOW, dispatcher.gathering(5)) for _ in range(2)]
+    assert [each and each.id.broker for each in chosen] == ["other", "other"]
+
+    [batch] = dispatcher.sendable("home", NOW, 1)
+    lane.answered(batch, FireOutcome.REJECTED, NOW, 0)
+    elsewhere = dispatcher.choose(ANY, NOW, dispatcher.gathering(5))
+    assert elsewhere is not None
+    assert elsewhere.id == LaneId("home", "t", 1)
 
 
 def test_without_its_home_broker_any_goes_elsewhere_after_a_while_and_keyed_waits() -> None:

@@ -5,12 +5,14 @@ import pytest
 from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, NOT_YET, UNKNOWN
+from duemq_server.timer_service.scheduling.dispatch import FAILOVER_AFTER_MS
 from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from tests.property.timer_world import (
     BROKER,
     LIMITS,
+    OTHER,
     SOURCE,
     START_MS,
     World,
@@ -429,3 +431,41 @@ def test_a_refused_batch_is_tried_again_later() -> None:
     assert not world.scheduler.answered(batch, FireOutcome.REFUSED, START_MS)
     world.drain()
     assert world.broker.delivered[0] == 1
+
+
+def test_a_broker_that_goes_away_with_batches_holds_up_nothing_that_others_take() -> None:
+    world = world_with(0)
+    world.tick()
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    world.tick()  # two are on their way
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    dispatcher = world.scheduler.dispatcher
+    dispatcher.connected(OTHER)
+    dispatcher.disconnected(BROKER, world.now_ms)
+    world.now_ms += FAILOVER_AFTER_MS
+
+    world.tick()
+
+    sent_to = [lane.id.broker for lane in dispatcher.lanes() for _ in lane.unacked]
+    assert sorted(sent_to) == [BROKER, BROKER, OTHER]
+
+
+def test_what_waits_for_an_answer_is_looked_at_when_that_is_a_refusal() -> None:
+    world = world_with(0)
+    world.tick()
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    world.tick()
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(1)
+    world.tick()
+    world.sync()
+    called: list[int] = []
+    world.scheduler.on_sooner(called.append)
+    batch, *_ = world.scheduler.dispatcher.sendable(BROKER, START_MS, 1 << 20)
+
+    world.scheduler.answered(batch, FireOutcome.REFUSED, START_MS)
+
+    assert called == [0]

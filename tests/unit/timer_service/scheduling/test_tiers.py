@@ -54,3 +54,27 @@ def test_overdue_counts_what_is_due_wherever_it_lies() -> None:
     world.tick()
     assert world.scheduler.dispatcher.waiting == 2
     assert world.scheduler.tiers.overdue(world.now_ms) == 2
+
+
+def test_the_next_due_time_is_that_of_what_is_written_out_or_waits_too() -> None:
+    world = world_with(HOUR_MS, topic="keyed")
+    tiers = world.scheduler.tiers
+    flush = tiers.begin_flush(START_MS)
+    assert tiers.next_due_ms() == START_MS + HOUR_MS
+    flush.run()
+    tiers.end_flush(flush)
+    world.set_topics(["any"])
+    world.now_ms += HOUR_MS
+    while world.housekeep():
+        pass
+    world.tick()
+    assert world.scheduler.dispatcher.waiting == 1
+    assert tiers.next_due_ms() == START_MS + HOUR_MS
+
+    [target] = world.scheduler.dispatcher.turns()
+    park = world.scheduler.parking.begin(target, world.now_ms)
+    assert park is not None
+    park.run()
+    tiers.end_flush(park)
+    assert world.scheduler.segments.parked()
+    assert tiers.next_due_ms() == START_MS + HOUR_MS

@@ -193,6 +193,21 @@ def test_the_keys_of_blocks_are_learnt_after_a_restart(far: World) -> None:
     assert decided(far, scheduling(far, "new", if_absent=True)) == [SCHEDULED]
 
 
+def test_one_whose_replacement_is_lost_is_found_by_its_key() -> None:
+    """It was replaced while a checkpoint was saved, and the log lost that: else both would fire."""
+    world = World()
+    assert decided(world, scheduling(world, "k")) == [SCHEDULED]
+    world.sync()
+    save = world.directory.housekeeper.save(world.now_ms)
+    assert decided(world, scheduling(world, "k")) == [REPLACED]
+    save.run()
+
+    world.kill()
+
+    assert world.scheduler.ledger.replaced == 0
+    assert decided(world, scheduling(world, "k")) == [REPLACED]
+
+
 def test_a_topic_of_its_own(far: World) -> None:
     assert decided(far, cancelling(far, TimerKey("keyed", "k"))) == [UNKNOWN]
 
