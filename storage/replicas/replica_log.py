@@ -22,6 +22,7 @@ from typing import Any
 
 from duemq_server.storage import record, recovery
 from duemq_server.storage.disk import Buffer
+from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.log import Pending, SegmentedLog
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up
@@ -164,7 +165,8 @@ class ReplicaLog(SegmentedLog):
 
         On purpose, so the durable mark comes down first and no start speaks of a loss.  While a
         LogWriter runs, call its `truncate` instead; nobody appends or extends meanwhile.  Raises
-        ValueError for what is no entry's start or end, DiskFailed, and DiskFull: try again then.
+        ValueError for what is no entry's start or end, DiskFull: try again, nothing has changed; and
+        DiskFailed: the log takes no more.
         """
         if not self._recovered:
             raise RuntimeError("recover() was not run to its end")
@@ -206,13 +208,23 @@ class ReplicaLog(SegmentedLog):
             tail = recovery.search(file, last, position)
             stop = recovery.Stop(position, "truncated")
             recovery.keep_aside(file, last, stop, tail, self._disk)
+            self._cut_segments(kept, last, position)
+        self._end_at(position)
+
+    def _cut_segments(self, kept: int, last: Segment, position: int) -> None:
+        newest = self._segments[-1]
+        try:
             self._set_segments_aside(kept)
             if self._writer is None or self._writer.segment != last:
                 if self._writer is not None:
                     self._writer.close()
                 self._writer = SegmentWriter(last, self._disk, self.segment_bytes)
             self._writer.cut(position)
-        self._end_at(position)
+        except DiskFull as error:
+            if self._disk.exists(newest.path):
+                raise
+            # It goes on in a file that is the log's no more: only a start finds what is left.
+            raise DiskFailed(f"a truncation was cut short: {error}") from error
 
     def _end_at(self, position: int) -> None:
         """Nothing waits, and the log goes on there."""

@@ -352,6 +352,39 @@ def test_a_truncation_that_finds_no_space_is_tried_again() -> None:
     assert len(bodies(log)) == 1
 
 
+@pytest.mark.parametrize("syncs_done", [1, 2])
+def test_a_log_whose_truncation_was_cut_short_takes_no_more(
+    syncs_done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four segments two are to go; too many files are open when one, or both, have gone."""
+    disk = FaultyDisk()
+    log = opened(disk, segment_bytes=150)
+    for number in range(4):
+        log.append(1, [str(number).encode() * 100])
+        commit(log)
+    position = starts(log)[1]
+    done = []
+    sync = disk.fsync_dir
+
+    def fsync_dir(path: str) -> None:
+        if len(done) == syncs_done:
+            raise DiskFull("open: too many open files")
+        done.append(path)
+        sync(path)
+
+    monkeypatch.setattr(disk, "fsync_dir", fsync_dir)
+    with pytest.raises(DiskFailed, match="cut short"):
+        log.truncate(position)
+    monkeypatch.undo()
+    with pytest.raises(DiskFailed):
+        log.append(1, [b"written to a file that is the log's no more"])
+    again = opened(disk.after_kill(), segment_bytes=150)
+    assert again.end_position >= position
+    assert again.was_durable_to <= again.end_position
+    again.truncate(position)
+    assert bodies(again) == [b"0" * 100]
+
+
 def test_a_writer_tells_again_what_is_written_after_a_truncation() -> None:
     told: list[int] = []
     log = opened(FaultyDisk())
