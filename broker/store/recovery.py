@@ -117,9 +117,10 @@ class Marker:
             self.value = value
 
     def remove(self) -> None:
-        """Raises DiskFailed."""
+        """Raises DiskFull: try again; DiskFailed."""
         if self.value is not None:
-            self._disk.unlink(self._path)
+            if self._disk.exists(self._path):  # else the try before came so far
+                self._disk.unlink(self._path)
             self._disk.fsync_dir(self._data_dir)
             self.value = None
 
