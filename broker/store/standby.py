@@ -73,10 +73,8 @@ class Standby:
         """The log ends before what was durable: the caller takes a new disk id before it writes."""
         self._replayed = replayed
         self.checkpoint_position = 0
-        """Where this process took its last checkpoint; 0: it took none.
-
-        One that was found may not be durable, if the process was killed that saved it.
-        """
+        """Where this process took its last checkpoint; 0: it took none."""
+        self._next_start = opening.next_start()
         self._promoted = False
 
     @classmethod
@@ -161,7 +159,7 @@ class Standby:
             self._data_dir, self._disk, self.log, self.tables, self.applied
         )
         self._opening.rebuilding.remove()
-        self.checkpoint_position = state.position
+        self.checkpoint_position = self._next_start = state.position
         try:
             self.tables.erase_deleted(state)
         except (StorageError, OSError) as error:  # it is tried again after the next one
@@ -172,7 +170,7 @@ class Standby:
 
         Raises DiskFailed.
         """
-        wanted = min(log_start, self.checkpoint_position)
+        wanted = min(log_start, self._next_start)
         starts = [segment.start for segment in self.log.segments if segment.start <= wanted]
         if starts and starts[-1] > self.log.start_position:
             recovery.drop_before(self.tables, starts[-1])
@@ -200,7 +198,7 @@ class Standby:
         recovery.drop_before(self.tables, self.log.start_position)
         self.tables.producers.idle_as_logged(self.tables.store_ms)
         self._promoted = True
-        store = Store(self.log, self.tables, self._opening.settings)
+        store = Store(self.log, self.tables, self._opening.settings, self._next_start)
         return Opened(store, self.store_id, self._known_to, self._replayed)
 
     def _accept_loss(self) -> None:
@@ -235,7 +233,7 @@ class Standby:
         self.committed = self.applied = log_start
         self.epochs = self._opening.epochs.begins
         self.lost = False
-        self.checkpoint_position = 0
+        self.checkpoint_position = self._next_start = 0
 
     def close(self) -> None:
         """Closes the files; those of the store that leads, if there is one, are its own."""

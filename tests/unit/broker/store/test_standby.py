@@ -382,6 +382,18 @@ def test_consume_queues_that_are_lost_are_made_again() -> None:
     assert standby.checkpoint_position == leader.committed
 
 
+def test_who_started_anew_keeps_what_its_own_start_needed_and_no_more() -> None:
+    leader = Leader()
+    send(leader)
+    disk = FaultyDisk()
+    follower(leader, disk).checkpoint()
+    standby = opened(disk.after_kill())
+    standby.drop_before(leader.committed)
+    assert 0 < standby.log.start_position <= leader.committed
+    check_same(standby, leader)
+    assert standby.promote().store.next_start == leader.committed
+
+
 def test_retention_is_the_leaders_but_a_start_keeps_what_it_needs() -> None:
     leader = Leader()
     send(leader)
