@@ -14,6 +14,7 @@ from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.standby import Standby
+from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.storage.errors import UnknownVersion
 from duemq_server.storage.tools.cut import cut
@@ -293,6 +294,37 @@ def test_a_disk_that_is_full_when_the_snapshot_is_reached_delays_the_checkpoint(
     standby.promote()
     assert disk.exists(f"{DATA}/{recovery.REBUILDING}") is False
     check_same(opened(disk.after_kill()), leader)
+
+
+def test_a_snapshot_without_space_changes_nothing() -> None:
+    leader, other = snapshot_to_install(), Leader()
+    send(other, topic="others")
+    disk = FaultyDisk()
+    standby = follower(other, disk)
+    disk.capacity_bytes = disk.used_bytes() + 10
+    with pytest.raises(StreamBroken, match="no space for the leader's snapshot"):
+        standby.install(leader.snapshot, leader.log.start_position)
+    disk.capacity_bytes = None
+    send(other, 10, topic="others")
+    extend(standby, other.log)
+    standby.apply(other.committed)
+    check_same(standby, other)
+    again = opened(disk.after_kill())
+    again.apply(other.committed)
+    check_same(again, other)
+
+
+def test_a_snapshot_has_the_room_of_the_log_that_it_replaces() -> None:
+    leader, other = snapshot_to_install(), Leader()
+    send(other, topic="others", count=25)
+    disk = FaultyDisk()
+    standby = follower(other, disk)
+    disk.capacity_bytes = disk.used_bytes() + 2 * len(leader.snapshot) - 10
+    standby.install(leader.snapshot, leader.log.start_position)
+    disk.capacity_bytes = None
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
 
 
 def test_a_snapshot_replaces_another_history() -> None:
