@@ -69,17 +69,19 @@ class ReplicaLog(SegmentedLog):
     def _end_early(self, index: int, stop: recovery.Stop, durable: int) -> None:
         if not self.catching_up:
             super()._end_early(index, stop, durable)
-        self._set_segments_aside(index + 1)
-        self._end_recovery(self._segments[index], stop, durable)
+        last = self._segments[index]
+        self._set_segments_aside(last)
+        self._end_recovery(last, stop, durable)
 
-    def _set_segments_aside(self, first: int) -> None:
-        rest = self._segments[first:]
+    def _set_segments_aside(self, last: Segment) -> None:
+        """All behind that one; retention may remove the oldest meanwhile."""
+        rest = [segment for segment in self._segments if segment.start > last.start]
         for segment in rest:
             self._files.forget(segment.path)
         for path in recovery.set_segments_aside(rest, self._disk):
             logger.warning("%s: kept aside as %s", self.directory, path)
         with self._lock:
-            self._segments = self._segments[:first]
+            self._segments = tuple(each for each in self._segments if each.start <= last.start)
 
     # -- writing ----------------------------------------------------------
 
@@ -201,20 +203,21 @@ class ReplicaLog(SegmentedLog):
             raise ValueError(f"no entry begins at {position}")
 
     def _cut_at(self, position: int) -> None:
-        kept = bisect.bisect_right(self._segments, position, key=lambda s: s.start)
+        segments = self._segments
+        kept = bisect.bisect_right(segments, position, key=lambda s: s.start)
         if kept:
-            last = self._segments[kept - 1]
+            last = segments[kept - 1]
             file = self._files.get(last.path)
             tail = recovery.search(file, last, position)
             stop = recovery.Stop(position, "truncated")
             recovery.keep_aside(file, last, stop, tail, self._disk)
-            self._cut_segments(kept, last, position)
+            self._cut_segments(last, position)
         self._end_at(position)
 
-    def _cut_segments(self, kept: int, last: Segment, position: int) -> None:
+    def _cut_segments(self, last: Segment, position: int) -> None:
         newest = self._segments[-1]
         try:
-            self._set_segments_aside(kept)
+            self._set_segments_aside(last)
             if self._writer is None or self._writer.segment != last:
                 if self._writer is not None:
                     self._writer.close()

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from duemq_server.replication.protocol.messages import CHUNK_BYTES_MAX, UNANSWERED_BYTES_MAX
-from duemq_server.storage import record
+from duemq_server.storage import record, recovery
 from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
@@ -383,6 +385,29 @@ def test_a_log_whose_truncation_was_cut_short_takes_no_more(
     assert again.was_durable_to <= again.end_position
     again.truncate(position)
     assert bodies(again) == [b"0" * 100]
+
+
+def test_retention_removes_a_segment_while_a_log_is_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    log = opened(disk, segment_bytes=150)
+    for number in range(5):
+        log.append(1, [str(number).encode() * 100])
+        commit(log)
+    position = starts(log)[2]
+    keep_aside = recovery.keep_aside
+
+    def and_retain(*arguments: Any) -> str | None:
+        log.delete_before(starts(log)[1])
+        return keep_aside(*arguments)
+
+    monkeypatch.setattr(recovery, "keep_aside", and_retain)
+    log.truncate(position)
+    log.append(1, [b"anew"])
+    commit(log)
+    assert bodies(log) == [b"1" * 100, b"anew"]
+    assert bodies(opened(disk.after_kill(), segment_bytes=150)) == [b"1" * 100, b"anew"]
 
 
 def test_a_writer_tells_again_what_is_written_after_a_truncation() -> None:
