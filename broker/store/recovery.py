@@ -163,7 +163,7 @@ class Opening:
     def next_start(self) -> int:
         """Where another start would begin: at the checkpoint that was found, which fits the files.
 
-        0: at none.  Its name may not be durable yet: the process may have been killed that saved it.
+        0: at none.  Its name may not be durable yet: who saved it may have been killed.
         """
         if self.state is None or self.whole:
             return 0

@@ -16,7 +16,7 @@ again at the log's begin.
 A snapshot is installed in these durable steps; whatever is interrupted, the next start goes on:
 
     1  `installing`: the snapshot, and where the log is to begin; from here on there is no way back
-    2  the log is empty and begins where it is to (ReplicaLog.begin_at), which makes room for the rest
+    2  the log is empty and begins where it is to (ReplicaLog.begin_at): room for the rest
     3  `rebuilding` says that consume queues are those of nothing
     4  `checkpoint` is the snapshot
     5  `installing` goes

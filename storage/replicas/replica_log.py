@@ -167,7 +167,7 @@ class ReplicaLog(SegmentedLog):
 
         On purpose, so the durable mark comes down first and no start speaks of a loss.  While a
         LogWriter runs, call its `truncate` instead; nobody appends or extends meanwhile.  Raises
-        ValueError for what is no entry's start or end, DiskFull: try again, nothing has changed; and
+        ValueError for what is no entry's start or end; DiskFull: try again, nothing has changed;
         DiskFailed: the log takes no more.
         """
         if not self._recovered:

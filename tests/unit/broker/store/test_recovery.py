@@ -35,9 +35,10 @@ def test_a_marker_that_went_while_too_many_files_were_open_is_gone_by_the_next_t
     def fsync_dir(path: str) -> None:
         raise DiskFull(f"open {path}: too many open files")
 
-    with monkeypatch.context() as patch, pytest.raises(DiskFull):
+    with monkeypatch.context() as patch:
         patch.setattr(disk, "fsync_dir", fsync_dir)
-        marker.remove()
+        with pytest.raises(DiskFull):
+            marker.remove()
     marker.remove()
     assert Marker(DATA, REBUILDING, disk.after_power_cut(None)).value is None
 
@@ -55,9 +56,10 @@ def test_retention_needs_no_checkpoint_of_this_process(monkeypatch: pytest.Monke
             raise DiskFull(f"open {path}: too many open files")
         sync(path)
 
-    with monkeypatch.context() as patch, pytest.raises(DiskFull):
+    with monkeypatch.context() as patch:
         patch.setattr(disk, "fsync_dir", fsync_dir)
-        save(store, state, disk)  # its name is there, and not durable
+        with pytest.raises(DiskFull):
+            save(store, state, disk)  # its name is there, and not durable
     assert retention.needed_from(store) == 0
     send(store)
     disk = disk.after_kill()
