@@ -21,13 +21,13 @@ async def test_who_gave_up_is_forgotten_while_nothing_is_committed() -> None:
     commits.call(100, lambda: woken.append(100))
     for _ in range(8):
         callers = [asyncio.ensure_future(commits.wait(200)) for _ in range(LEFT_MIN)]
-        await asyncio.sleep(0)
+        await asyncio.wait(callers, timeout=0)
         for each in callers:
             each.cancel()
         await asyncio.gather(*callers, return_exceptions=True)
         assert len(commits._waiting) <= 2 * LEFT_MIN
     stays = asyncio.ensure_future(commits.wait(200))
-    await asyncio.sleep(0)
+    await asyncio.wait((stays,), timeout=0)
     commits.advance(200)
     await stays
     assert woken == [100]
