@@ -26,7 +26,7 @@ from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.log import Pending, SegmentedLog
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up
-from duemq_server.storage.segment import Segment, SegmentWriter, path_of
+from duemq_server.storage.segment import Segment, SegmentWriter, list_segments, path_of
 
 _RUN = -1
 """In place of a kind: entries that are encoded already."""
@@ -75,13 +75,17 @@ class ReplicaLog(SegmentedLog):
 
     def _set_segments_aside(self, last: Segment) -> None:
         """All behind that one; retention may remove the oldest meanwhile."""
-        rest = [segment for segment in self._segments if segment.start > last.start]
+        rest = [segment for segment in self._on_disk() if segment.start > last.start]
         for segment in rest:
             self._files.forget(segment.path)
         for path in recovery.set_segments_aside(rest, self._disk):
             logger.warning("%s: kept aside as %s", self.directory, path)
         with self._lock:
             self._segments = tuple(each for each in self._segments if each.start <= last.start)
+
+    def _on_disk(self) -> tuple[Segment, ...]:
+        """Also one that was made when the disk had no space for more, and is not written yet."""
+        return list_segments(self.directory, self._disk)
 
     # -- writing ----------------------------------------------------------
 
@@ -268,7 +272,7 @@ class ReplicaLog(SegmentedLog):
             self._writer.close()
             self._writer = None
         # Newest first: a crash must not leave a gap.
-        for segment in reversed(self._segments):
+        for segment in reversed(self._on_disk()):
             self._files.forget(segment.path)
             self._disk.unlink(segment.path)
         self._disk.fsync_dir(self.directory)

@@ -16,7 +16,7 @@ from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.standby import Standby
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
-from duemq_server.storage.errors import UnknownVersion
+from duemq_server.storage.errors import DiskFull, UnknownVersion
 from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -294,6 +294,32 @@ def test_a_disk_that_is_full_when_the_snapshot_is_reached_delays_the_checkpoint(
     standby.promote()
     assert disk.exists(f"{DATA}/{recovery.REBUILDING}") is False
     check_same(opened(disk.after_kill()), leader)
+
+
+def test_a_topic_whose_leftovers_cannot_go_for_want_of_space_is_made_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader = Leader()
+    disk = FaultyDisk()
+    standby = follower(leader, disk)
+    standby.checkpoint()
+    send(leader)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    for queue in standby.tables.queues.all():
+        queue.sync()
+    disk = disk.after_kill()
+    standby = opened(disk)
+
+    def unlink(path: str) -> None:
+        raise DiskFull(f"remove {path}: no space left")  # as a copy-on-write file system says
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "unlink", unlink)
+        with pytest.raises(DiskFull):
+            standby.apply(leader.committed)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
 
 
 def test_a_snapshot_without_space_changes_nothing() -> None:

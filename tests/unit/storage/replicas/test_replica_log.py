@@ -410,6 +410,35 @@ def test_retention_removes_a_segment_while_a_log_is_truncated(
     assert bodies(opened(disk.after_kill(), segment_bytes=150)) == [b"1" * 100, b"anew"]
 
 
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_a_segment_that_was_begun_without_space_for_more_goes_with_what_it_was_for(
+    begins_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    log = opened(disk, segment_bytes=300)
+    for number in range(2):
+        log.append(1, [str(number).encode() * 100])
+        commit(log)
+    log.append(1, [b"2" * 100])  # of another segment
+
+    def fsync_dir(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", fsync_dir)
+        with pytest.raises(DiskFull):
+            log.write_pending()
+    if begins_anew:
+        log.begin_at(800)
+    else:
+        log.truncate(starts(log)[1])
+    for number in range(3, 6):
+        log.append(1, [str(number).encode() * 160])
+        commit(log)
+    again = opened(disk.after_kill(), segment_bytes=300)
+    assert bodies(again) == bodies(log)
+
+
 def test_a_writer_tells_again_what_is_written_after_a_truncation() -> None:
     told: list[int] = []
     log = opened(FaultyDisk())
