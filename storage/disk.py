@@ -88,7 +88,7 @@ class Disk(Protocol):
         ...
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
+        """Names in a directory, sorted.  Raises DiskFull while too many files are open."""
         ...
 
     def makedirs(self, path: str) -> None:
@@ -228,7 +228,12 @@ class RealDisk:
 
     def listdir(self, path: str) -> list[str]:
         """See Disk."""
-        return sorted(os.listdir(path))
+        try:
+            return sorted(os.listdir(path))
+        except OSError as error:
+            if error.errno in _TOO_MANY_OPEN:
+                raise DiskFull(f"list {path}: {error.strerror}") from error
+            raise
 
     def makedirs(self, path: str) -> None:
         """See Disk."""

@@ -166,7 +166,6 @@ class LogWriter:
         except DiskFull as error:
             with self._turn:
                 self._tell_full(True, str(error))
-            return
         if self._sync_interval_s is not None:
             self._sync_if_due(self._sync_interval_s)
 

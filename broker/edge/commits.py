@@ -13,6 +13,18 @@ from functools import partial
 PENDING_BYTES_HIGH = 32 << 20
 # A unary call waits this long for room before it is answered OVERLOADED.
 ROOM_TIMEOUT_S = 5.0
+# So many who have left are not worth a look at all the others.
+LEFT_MIN = 256
+
+
+class Waiting:
+    """Who is called back, unless it `leave`s."""
+
+    __slots__ = ("callback", "position")
+
+    def __init__(self, position: int, callback: Callable[[], None]) -> None:
+        self.position = position
+        self.callback: Callable[[], None] | None = callback
 
 
 class Commits:
@@ -21,7 +33,8 @@ class Commits:
     def __init__(self, position: int) -> None:
         self.position = position
         """Everything before it is durable."""
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: deque[Waiting] = deque()
+        self._left = 0  # of those, who has left
         self._progress: asyncio.Event | None = None  # while somebody waits for it
 
     async def wait(self, position: int) -> None:
@@ -29,22 +42,48 @@ class Commits:
         if position <= self.position:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.call(position, partial(_resolve, future))
-        await future
+        waiting = self.call(position, partial(_resolve, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.leave(waiting)
+            raise
 
-    def call(self, position: int, callback: Callable[[], None]) -> None:
+    def call(self, position: int, callback: Callable[[], None]) -> Waiting:
         """Calls back when the log is durable up to `position`, which it is not yet."""
-        self._waiting.append((position, callback))
+        waiting = Waiting(position, callback)
+        self._waiting.append(waiting)
+        return waiting
+
+    def leave(self, waiting: Waiting) -> None:
+        """It is not called back any more.
+
+        While nothing is committed, whoever gave up comes again and again.
+        """
+        if waiting.callback is None:
+            return
+        waiting.callback = None
+        self._left += 1
+        if self._left >= LEFT_MIN and 2 * self._left > len(self._waiting):
+            self._waiting = deque(each for each in self._waiting if each.callback is not None)
+            self._left = 0
 
     def advance(self, position: int) -> None:
         """The log is durable up to `position`."""
         self.position = max(position, self.position)
         # A repeat may wait, behind others, for a position before theirs: it is answered with them.
-        while self._waiting and self._waiting[0][0] <= self.position:
-            self._waiting.popleft()[1]()
+        while self._waiting and self._waiting[0].position <= self.position:
+            self._call(self._waiting.popleft())
         if self._progress is not None:
             self._progress.set()
             self._progress = None
+
+    def _call(self, waiting: Waiting) -> None:
+        callback, waiting.callback = waiting.callback, None
+        if callback is None:
+            self._left -= 1
+        else:
+            callback()
 
     async def progress(self) -> None:
         """Returns after the next group commit."""

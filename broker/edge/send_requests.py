@@ -13,7 +13,12 @@ from duemq.protocol import checks
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
 from duemq_server.broker.due_gate import HOLD_MS_MAX, DueGate
-from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
+from duemq_server.broker.edge.commits import (
+    PENDING_BYTES_HIGH,
+    ROOM_TIMEOUT_S,
+    Commits,
+    Waiting,
+)
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
@@ -120,6 +125,7 @@ class SendRequests:
         finally:
             self._streams.discard(task)
             writer.cancel()
+            stream.leave()
 
     def close(self) -> None:
         """Ends the streams once what they took is answered: the process is going to stop."""
@@ -330,6 +336,7 @@ class _Stream:
         self._commits = sends._commits
         self._write = write
         self._in_flight: deque[_InFlight] = deque()
+        self._calls: deque[Waiting] = deque()
         self._taken = asyncio.Event()
         self._ended = False
         self._loop = asyncio.get_running_loop()
@@ -340,7 +347,9 @@ class _Stream:
         self._in_flight.append(in_flight)
         # The writer is woken by the commit and not before: once a request, or once for many.
         if in_flight.settled > self._commits.position:
-            self._commits.call(in_flight.settled, self._wake)
+            while self._calls and self._calls[0].callback is None:
+                self._calls.popleft()
+            self._calls.append(self._commits.call(in_flight.settled, self._wake))
         else:
             self._wake()
 
@@ -359,6 +368,11 @@ class _Stream:
         """No more requests come."""
         self._ended = True
         self._wake()
+
+    def leave(self) -> None:
+        """Nobody waits for the answers any more."""
+        for waiting in self._calls:
+            self._commits.leave(waiting)
 
     def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -35,7 +35,7 @@ from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import checkpoint, frame
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.storage.log import SEGMENT_BYTES, SegmentedLog
 from duemq_server.storage.open_files import OpenFiles
 from duemq_server.storage.record import Entry
@@ -81,16 +81,18 @@ def open_store(
     unsynced = Marker(data_dir, UNSYNCED, disk)
     may_be_lost = UNSYNCED_BYTES_MAX if unsynced.value not in (None, unsynced_boot) else 0
     lost = opening.skip_lost(may_be_lost)
+    next_start = opening.next_start()
     if lost or (opening.whole and state):
         # Before anything is appended: the checkpoint that was found says what is not so.
-        take_checkpoint(data_dir, disk, opening.log, opening.tables, opening.log.end_position)
+        next_start = opening.log.end_position
+        take_checkpoint(data_dir, disk, opening.log, opening.tables, next_start)
         opening.log.accept_loss()
     opening.rebuilding.remove()
     if unsynced_boot:
         unsynced.put(unsynced_boot)
     else:
         unsynced.remove()
-    store = Store(opening.log, opening.tables, settings)
+    store = Store(opening.log, opening.tables, settings, next_start)
     store.ensure_timer_topic()
     position = state.position if state else 0
     return Opened(store, store_id, position, replayed)
@@ -117,9 +119,10 @@ class Marker:
             self.value = value
 
     def remove(self) -> None:
-        """Raises DiskFailed."""
+        """Raises DiskFull: try again; DiskFailed."""
         if self.value is not None:
-            self._disk.unlink(self._path)
+            if self._disk.exists(self._path):  # else the try before came so far
+                self._disk.unlink(self._path)
             self._disk.fsync_dir(self._data_dir)
             self.value = None
 
@@ -156,6 +159,19 @@ class Opening:
             self.whole = True
             replayed = self._from_the_whole_log()
         return replayed
+
+    def next_start(self) -> int:
+        """Where another start would begin: at the checkpoint that was found, which fits the files.
+
+        0: at none.  Its name may not be durable yet: who saved it may have been killed.
+        """
+        if self.state is None or self.whole:
+            return 0
+        try:
+            self.disk.fsync_dir(self.data_dir)
+        except DiskFull:  # too many open files
+            return 0
+        return self.state.position
 
     def begin(self, start_at: int | None) -> None:
         """Opens the log."""

@@ -168,8 +168,8 @@ class Replay:
             tables.put_topic(tables.topics.plan(name, queues))
         elif queue_id >= known.queues:
             grown = replace(known, queues=queue_id + 1)
-            tables.topics.put(grown)
             tables.queues.grow(grown)
+            tables.topics.put(grown)
         return tables.queues.of(name)[queue_id]
 
     def _send_back(self, found: frame.Frame) -> None:

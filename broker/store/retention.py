@@ -25,7 +25,7 @@ class SegmentAge(NamedTuple):
 
 def needed_from(store: Store) -> int:
     """The oldest byte that a new start replays, or that a timer shard has not taken over yet."""
-    needed = store.checkpoint_position
+    needed = store.next_start
     for queue in store.queues_of(TIMER_TOPIC):
         offset = max(store.tables.timers_taken_over(queue.queue_id), queue.min_offset)
         entry = queue.entry_from(offset)

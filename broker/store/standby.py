@@ -16,9 +16,9 @@ again at the log's begin.
 A snapshot is installed in these durable steps; whatever is interrupted, the next start goes on:
 
     1  `installing`: the snapshot, and where the log is to begin; from here on there is no way back
-    2  `rebuilding` says that consume queues are those of nothing
-    3  `checkpoint` is the snapshot
-    4  the log is empty and begins where it is to (ReplicaLog.begin_at)
+    2  the log is empty and begins where it is to (ReplicaLog.begin_at): room for the rest
+    3  `rebuilding` says that consume queues are those of nothing
+    4  `checkpoint` is the snapshot
     5  `installing` goes
     6  the log reaches the snapshot's position: consume queues, a checkpoint; `rebuilding` goes
 """
@@ -37,6 +37,7 @@ from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import DiskFull, StorageError
@@ -73,10 +74,8 @@ class Standby:
         """The log ends before what was durable: the caller takes a new disk id before it writes."""
         self._replayed = replayed
         self.checkpoint_position = 0
-        """Where this process took its last checkpoint; 0: it took none.
-
-        One that was found may not be durable, if the process was killed that saved it.
-        """
+        """Where this process took its last checkpoint; 0: it took none."""
+        self._next_start = opening.next_start()
         self._promoted = False
 
     @classmethod
@@ -161,7 +160,7 @@ class Standby:
             self._data_dir, self._disk, self.log, self.tables, self.applied
         )
         self._opening.rebuilding.remove()
-        self.checkpoint_position = state.position
+        self.checkpoint_position = self._next_start = state.position
         try:
             self.tables.erase_deleted(state)
         except (StorageError, OSError) as error:  # it is tried again after the next one
@@ -172,7 +171,7 @@ class Standby:
 
         Raises DiskFailed.
         """
-        wanted = min(log_start, self.checkpoint_position)
+        wanted = min(log_start, self._next_start)
         starts = [segment.start for segment in self.log.segments if segment.start <= wanted]
         if starts and starts[-1] > self.log.start_position:
             recovery.drop_before(self.tables, starts[-1])
@@ -200,7 +199,7 @@ class Standby:
         recovery.drop_before(self.tables, self.log.start_position)
         self.tables.producers.idle_as_logged(self.tables.store_ms)
         self._promoted = True
-        store = Store(self.log, self.tables, self._opening.settings)
+        store = Store(self.log, self.tables, self._opening.settings, self._next_start)
         return Opened(store, self.store_id, self._known_to, self._replayed)
 
     def _accept_loss(self) -> None:
@@ -220,8 +219,8 @@ class Standby:
 
         `snapshot`: as it lies in the leader's file (recovery.load_checkpoint); the log will be sent
         from `log_start` on.  Nobody appends, reads or runs a LogWriter meanwhile.  Raises
-        UnknownVersion, ValueError before anything has changed; DiskFull, DiskFailed: only `open`
-        helps then.
+        UnknownVersion, ValueError, StreamBroken for want of space before anything has changed;
+        DiskFull, DiskFailed: only `open` helps then.
         """
         state = checkpoint_state.decode(snapshot)
         if log_start > state.position or log_start % 8:
@@ -229,13 +228,19 @@ class Standby:
                 f"a log from {log_start} on does not go with a snapshot of {state.position}"
             )
         payload = _LOG_START.pack(log_start) + snapshot
-        checkpoint.save(os.path.join(self._data_dir, INSTALLING), payload, self._disk)
+        installing = os.path.join(self._data_dir, INSTALLING)
+        try:
+            checkpoint.save(installing, payload, self._disk)
+        except DiskFull as error:
+            if self._disk.exists(installing):  # and perhaps not durably
+                raise
+            raise StreamBroken(f"no space for the leader's snapshot: {error}") from error
         self._opening.install(payload)
         self._opening.start_over()
         self.committed = self.applied = log_start
         self.epochs = self._opening.epochs.begins
         self.lost = False
-        self.checkpoint_position = 0
+        self.checkpoint_position = self._next_start = 0
 
     def close(self) -> None:
         """Closes the files; those of the store that leads, if there is one, are its own."""
@@ -292,10 +297,10 @@ class _ReplicaOpening(Opening):
         """Steps 2 to 5; each may be done again."""
         (log_start,) = _LOG_START.unpack_from(payload)
         snapshot = payload[_LOG_START.size :]
+        self.log.begin_at(log_start)
         self.rebuilding.put(INSTALLED)
         checkpoint.save(os.path.join(self.data_dir, recovery.CHECKPOINT), snapshot, self.disk)
         self.state = checkpoint_state.decode(snapshot)
-        self.log.begin_at(log_start)
         Marker(self.data_dir, INSTALLING, self.disk).remove()
 
     def start_over(self) -> None:

@@ -88,7 +88,10 @@ class _Unindexed(NamedTuple):
 class Store:
     """See the module.  Made by recovery.open_store."""
 
-    def __init__(self, log: SegmentedLog, tables: Tables, settings: StoreSettings) -> None:
+    def __init__(
+        self, log: SegmentedLog, tables: Tables, settings: StoreSettings, next_start: int = 0
+    ) -> None:
+        """`next_start`: where a start would begin now (recovery.Opening.next_start)."""
         self.log = log
         self.settings = settings
         self.tables = tables
@@ -109,6 +112,9 @@ class Store:
         self.on_report: Callable[[], None] = lambda: None
         """Called when what nameservers are told has changed: topics, or whether it is writable."""
         self._checkpoint_position = 0
+        self.next_start = next_start
+        """Where another start begins to replay, by a checkpoint on the disk; retention keeps what
+        follows."""
         self._unindexed: deque[_Unindexed] = deque()
         self._held: dict[Queue, list[bytes]] = {}
         self.hidden = Hidden()
@@ -621,15 +627,12 @@ class Store:
 
     @property
     def checkpoint_position(self) -> int:
-        """Where this process took its last checkpoint; 0: it took none.
-
-        Retention keeps what follows.
-        """
+        """Where this process took its last checkpoint; 0: it took none."""
         return self._checkpoint_position
 
     def checkpointed(self, position: int) -> None:
         """A checkpoint that was taken at `position` is on the disk."""
-        self._checkpoint_position = position
+        self._checkpoint_position = self.next_start = position
 
     def close(self) -> None:
         """Closes the files."""

@@ -52,9 +52,9 @@ class Tables:
 
     def put_topic(self, topic: Topic) -> None:
         """The topic was made."""
-        self.topics.put(topic)
         for queue in self.queues.add(topic):
             queue.restart()  # files of its name are a crash's leftovers
+        self.topics.put(topic)  # where they cannot go for want of space, it is made once more
 
     def remove_topic(self, name: str) -> None:
         """The topic was deleted; one that a checkpoint left out for that is no surprise."""

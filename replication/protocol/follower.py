@@ -105,6 +105,7 @@ class Follower:
     def welcome(self, welcome: Welcome) -> int | None:
         """Where to truncate the log, durably, before anything is taken; None: nowhere.
 
+        Then `truncated` is called: what a truncation that failed has left is still this log's.
         Raises Refused rather than give up what is committed, StreamBroken.
         """
         self._check_sender(welcome.epoch, welcome.leader)
@@ -115,13 +116,17 @@ class Follower:
             )
         if welcome.truncate_to > self.end:
             raise StreamBroken(f"the log ends at {self.end}, before {welcome.truncate_to}")
+        if welcome.truncate_to < self.end:
+            return welcome.truncate_to
         self._welcome = True
-        if welcome.truncate_to == self.end:
-            return None
-        self.end = welcome.truncate_to
-        self.durable = min(self.durable, self.end)
-        self.epochs.truncate(self.end)
-        return self.end
+        return None
+
+    def truncated(self, position: int) -> None:
+        """The log ends there now, durably, as the welcome said."""
+        self.end = position
+        self.durable = min(self.durable, position)
+        self.epochs.truncate(position)
+        self._welcome = True
 
     def _check_sender(self, of_epoch: int, leader: ReplicaId) -> None:
         if (of_epoch, leader) != (self.record.epoch, self.leader):

@@ -29,7 +29,7 @@ class Arriving(Protocol):
     def install(self, log_start: int) -> None:
         """The log begins anew there, the tables from the snapshot.
 
-        Raises ValueError, Corrupt, UnknownVersion before anything has changed.
+        Raises ValueError, Corrupt, UnknownVersion, StreamBroken before anything has changed.
         """
         ...
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from duemq_server.storage import record, recovery
 from duemq_server.storage.disk import Buffer
+from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.log import Pending, SegmentedLog
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up
-from duemq_server.storage.segment import Segment, SegmentWriter, path_of
+from duemq_server.storage.segment import Segment, SegmentWriter, list_segments, path_of
 
 _RUN = -1
 """In place of a kind: entries that are encoded already."""
@@ -68,17 +69,23 @@ class ReplicaLog(SegmentedLog):
     def _end_early(self, index: int, stop: recovery.Stop, durable: int) -> None:
         if not self.catching_up:
             super()._end_early(index, stop, durable)
-        self._set_segments_aside(index + 1)
-        self._end_recovery(self._segments[index], stop, durable)
+        last = self._segments[index]
+        self._set_segments_aside(last)
+        self._end_recovery(last, stop, durable)
 
-    def _set_segments_aside(self, first: int) -> None:
-        rest = self._segments[first:]
+    def _set_segments_aside(self, last: Segment) -> None:
+        """All behind that one; retention may remove the oldest meanwhile."""
+        rest = [segment for segment in self._on_disk() if segment.start > last.start]
         for segment in rest:
             self._files.forget(segment.path)
         for path in recovery.set_segments_aside(rest, self._disk):
             logger.warning("%s: kept aside as %s", self.directory, path)
         with self._lock:
-            self._segments = self._segments[:first]
+            self._segments = tuple(each for each in self._segments if each.start <= last.start)
+
+    def _on_disk(self) -> tuple[Segment, ...]:
+        """Also one that was made when the disk had no space for more, and is not written yet."""
+        return list_segments(self.directory, self._disk)
 
     # -- writing ----------------------------------------------------------
 
@@ -164,7 +171,8 @@ class ReplicaLog(SegmentedLog):
 
         On purpose, so the durable mark comes down first and no start speaks of a loss.  While a
         LogWriter runs, call its `truncate` instead; nobody appends or extends meanwhile.  Raises
-        ValueError for what is no entry's start or end, DiskFailed, and DiskFull: try again then.
+        ValueError for what is no entry's start or end; DiskFull: try again, nothing has changed;
+        DiskFailed: the log takes no more.
         """
         if not self._recovered:
             raise RuntimeError("recover() was not run to its end")
@@ -199,20 +207,31 @@ class ReplicaLog(SegmentedLog):
             raise ValueError(f"no entry begins at {position}")
 
     def _cut_at(self, position: int) -> None:
-        kept = bisect.bisect_right(self._segments, position, key=lambda s: s.start)
+        segments = self._segments
+        kept = bisect.bisect_right(segments, position, key=lambda s: s.start)
         if kept:
-            last = self._segments[kept - 1]
+            last = segments[kept - 1]
             file = self._files.get(last.path)
             tail = recovery.search(file, last, position)
             stop = recovery.Stop(position, "truncated")
             recovery.keep_aside(file, last, stop, tail, self._disk)
-            self._set_segments_aside(kept)
+            self._cut_segments(last, position)
+        self._end_at(position)
+
+    def _cut_segments(self, last: Segment, position: int) -> None:
+        newest = self._segments[-1]
+        try:
+            self._set_segments_aside(last)
             if self._writer is None or self._writer.segment != last:
                 if self._writer is not None:
                     self._writer.close()
                 self._writer = SegmentWriter(last, self._disk, self.segment_bytes)
             self._writer.cut(position)
-        self._end_at(position)
+        except DiskFull as error:
+            if self._disk.exists(newest.path):
+                raise
+            # It goes on in a file that is the log's no more: only a start finds what is left.
+            raise DiskFailed(f"a truncation was cut short: {error}") from error
 
     def _end_at(self, position: int) -> None:
         """Nothing waits, and the log goes on there."""
@@ -253,7 +272,7 @@ class ReplicaLog(SegmentedLog):
             self._writer.close()
             self._writer = None
         # Newest first: a crash must not leave a gap.
-        for segment in reversed(self._segments):
+        for segment in reversed(self._on_disk()):
             self._files.forget(segment.path)
             self._disk.unlink(segment.path)
         self._disk.fsync_dir(self.directory)

@@ -18,12 +18,13 @@ from duemq.errors import (
 )
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2
-from duemq_server.broker.edge import send_requests
+from duemq_server.broker.edge import commits, send_requests
 from duemq_server.broker.process import now_ms
 from duemq_server.broker.records.batch import IncomingBatch
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.store import Accepted, Store
 from tests.service.running_broker import Client, batch, running_broker, topic_name
+from tests.service.running_cluster import until
 
 
 @pytest.fixture
@@ -227,6 +228,23 @@ async def test_an_error_in_a_stream_ends_neither_the_stream_nor_its_order(client
     answers = [await stream.read() for _ in range(3)]
     assert [answer.results[0].error.field for answer in answers] == ["", "queue_id", ""]
     await stream.done_writing()
+
+
+async def test_a_stream_that_ends_while_nothing_is_committed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "LEFT_MIN", 1)
+    async with running_broker(tmp_path) as (broker, client):
+        waiting = broker._commits
+        monkeypatch.setattr(broker._log_loop, "_synced", lambda position: None)
+        stream = client.broker.SendStream()
+        sent = batch(topic_name(), [b"x"])
+        for number in range(8):
+            await stream.write(broker_pb2.SendRequest(request_id=number + 1, batches=[sent]))
+        await until(lambda: len(waiting._waiting) >= 8)
+        stream.cancel()
+        await until(lambda: len(waiting._waiting) < 8)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("ahead_ms", [-5, 0, 60])

@@ -16,7 +16,7 @@ from duemq_server.replication.protocol.election import Election
 from duemq_server.replication.protocol.follower import Follower
 from duemq_server.replication.protocol.in_sync import InSyncSet, State
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import Answer
+from duemq_server.replication.protocol.messages import Answer, Welcome
 from duemq_server.replication.protocol.times import Times
 from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.replicas.replica_log import ReplicaLog
@@ -150,7 +150,9 @@ def truncate_what_is_committed(patch: pytest.MonkeyPatch) -> None:
         while self.log.pending_bytes:
             self.write()
         boundaries = [e.position for e in self.log.entries(0)] + [self.log.end_position]
-        self.truncate(max(b for b in boundaries if b <= self.committed))
+        position = max(b for b in boundaries if b <= self.committed)
+        self.log.truncate(position)
+        self.verified = min(self.verified, position)
         self.epochs.truncate(self.log.end_position)
         real(self, found, now_ms)
 
@@ -160,6 +162,19 @@ def truncate_what_is_committed(patch: pytest.MonkeyPatch) -> None:
 def keep_what_was_refused(patch: pytest.MonkeyPatch) -> None:
     """What the log had no room for counts as if it were in it."""
     patch.setattr(Follower, "not_taken", lambda self, extend: None)
+
+
+def forget_before_truncating(patch: pytest.MonkeyPatch) -> None:
+    """Epochs are forgotten that the log still has where its truncation fails."""
+    real = Follower.welcome
+
+    def welcome(self: Follower, message: Welcome) -> int | None:
+        position = real(self, message)
+        if position is not None:
+            self.epochs.truncate(position)
+        return position
+
+    patch.setattr(Follower, "welcome", welcome)
 
 
 # -- of time: nothing that is stored is at risk, but what is read
@@ -215,6 +230,7 @@ MUTATIONS = _named(
     answer_before_welcome,
     truncate_what_is_committed,
     keep_what_was_refused,
+    forget_before_truncating,
 )
 MUTATIONS_OF_TIME = _named(
     stand_while_it_is_heard, count_from_the_question, serve_for_long, serve_after_resigning

@@ -413,7 +413,7 @@ class Node:
                 if follower.asked_to_lead:
                     self.election.asked()
             else:
-                self.truncate(follower.welcome(message))
+                self.truncate(follower, follower.welcome(message))
         except StreamBroken:
             self.leave()
         except LogFull:
@@ -426,18 +426,25 @@ class Node:
     def extend(self, follower: Follower, extend: Extend) -> None:
         """Raises LogFull: as a process does, it tells its core."""
         try:
-            if self.refuses and self.random.random() < self.refuses:
-                self.refused += 1
-                raise LogFull("too much waits for the disk")
+            self.check_room()
             self.log.extend(extend.position, [extend.data])
         except BaseException:
             follower.not_taken(extend)
             raise
 
-    def truncate(self, position: int | None) -> None:
+    def check_room(self) -> None:
+        """Raises LogFull now and then."""
+        if self.refuses and self.random.random() < self.refuses:
+            self.refused += 1
+            raise LogFull("too much waits for the disk")
+
+    def truncate(self, follower: Follower, position: int | None) -> None:
+        """Raises LogFull."""
         if position is not None:
+            self.check_room()
             self.truncated += 1
             self.log.truncate(position)
+            follower.truncated(position)
             self.verified = min(self.verified, position)
 
     def note_caught_up(self, follower: Follower) -> None:

@@ -31,6 +31,7 @@ MOOD_OF = {
     "count-old-set": SLOW_STORE,
     "keep-strangers": OTHER_MEMBERS,
     "keep-what-was-refused": FULL_LOGS,
+    "forget-before-truncating": FULL_LOGS,
 }
 
 

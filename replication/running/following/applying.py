@@ -87,12 +87,18 @@ class Applying:
             await asyncio.sleep(CHECKPOINT_S)
             try:
                 await self._save()
-                if steady_ms() - dropped_ms >= DROP_S * 1000:
-                    dropped_ms = steady_ms()
-                    async with self.lock:
-                        await asyncio.to_thread(self._state.drop_before, self._log_start)
-            except DiskFull as error:
+            except DiskFull as error:  # what goes may make room for it
                 log.error("no checkpoint of what is followed: %s", error)
+            if steady_ms() - dropped_ms >= DROP_S * 1000:
+                dropped_ms = steady_ms()
+                await self._drop()
+
+    async def _drop(self) -> None:
+        async with self.lock:
+            try:
+                await asyncio.to_thread(self._state.drop_before, self._log_start)
+            except DiskFull as error:
+                log.error("what the leader keeps no more stays for now: %s", error)
 
     async def _save(self) -> None:
         async with self.lock:

@@ -88,14 +88,16 @@ class LogCopy:
     async def install(self, arriving: Arriving, log_start: int) -> None:
         """To its end, whoever leads meanwhile: what ends half-way needs a new start.
 
-        Raises StreamBroken if the snapshot is of no use.
+        Raises StreamBroken if the snapshot is of no use, or has no space.
         """
         await self.end()
         try:
             await asyncio.to_thread(arriving.install, log_start)
-        except (ValueError, Corrupt, UnknownVersion) as error:  # and nothing has changed
+        except (ValueError, Corrupt, UnknownVersion, StreamBroken) as error:
             await asyncio.to_thread(arriving.close)
-            self._begin()
+            self._begin()  # for nothing has changed
+            if isinstance(error, StreamBroken):
+                raise
             raise StreamBroken(f"the leader's snapshot is of no use: {error}") from error
         await asyncio.to_thread(arriving.close)
         self.committed = self.state.committed

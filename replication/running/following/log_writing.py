@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from duemq.errors import Internal
+from duemq_server.replication.running.snapshots import in_thread
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.writer import LogWriter
 
@@ -40,8 +41,8 @@ class LogWriting:
             self.failed.set_exception(Internal(f"the disk failed: {error}"))
 
     async def truncate(self, position: int) -> None:
-        """See ReplicaLog.truncate."""
-        await asyncio.to_thread(self._writer.truncate, position)
+        """See ReplicaLog.truncate.  To its end: whoever leads next begins where the log ends."""
+        await in_thread(self._writer.truncate, position)
 
     async def stop(self) -> None:
         """Writes and syncs what waits, ends the threads."""

@@ -68,6 +68,7 @@ class Following:
                 truncate_to = self._follower.welcome(greeting)
                 if truncate_to is not None:
                     await self._writing.truncate(truncate_to)
+                    self._follower.truncated(truncate_to)
                 self.welcomed = True
                 self._writing.on_durable = self._synced
                 self._synced(self._log.durable_position)

@@ -17,7 +17,7 @@ from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.stream import Following
 from duemq_server.replication.running.snapshots import in_thread
 from duemq_server.serving.clock import steady_ms
-from duemq_server.storage.errors import DiskFailed, StorageError
+from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Streams:
         try:
             needed = await following.run(address, self._tls)
             await self._install(address, follower.record, needed.log_start)
-        except (StreamBroken, Refused) as error:
+        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: of what a truncation keeps
             self._candidate.note("joining", str(error))
         except DiskFailed as error:  # as where a write meets it: only a start finds what is left
             self._copy.writing.fail(error)

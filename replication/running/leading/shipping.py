@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from duemq.errors import Corrupt
+from duemq.errors import Corrupt, Unavailable
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import ANOTHER_LEADER, Hello, Welcome
 from duemq_server.replication.protocol.record import ReplicaId
@@ -174,6 +174,8 @@ class Shipping:
             if self._log.written_position - position <= INLINE_BYTES:
                 return self._log.read_run(position, bytes_max)
             return await asyncio.to_thread(self._log.read_run, position, bytes_max)
+        except IndexError as error:  # who says hello again is told that it needs a snapshot
+            raise Unavailable(f"retention was faster: {error}", field="position") from error
         except (StorageError, OSError) as error:
             raise Corrupt(f"its log cannot be read: {error}; {ANOTHER_LEADER}") from error
 

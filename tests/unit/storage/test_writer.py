@@ -292,6 +292,31 @@ def test_a_stop_on_a_full_disk_syncs_what_was_written(sync_interval_s: float | N
     assert bodies(disk.after_power_cut(None)) == [b"first", b"acknowledged"]
 
 
+def test_without_sync_the_interval_holds_while_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
+    disk = FaultyDisk()
+    with running(disk, sync_interval_s=0.001) as (log, events):
+        synced = threading.Event()
+        monkeypatch.setattr(log, "sync", lambda: None)  # none comes before the disk is full
+        _, end = log.append(1, [b"acknowledged"])
+        events.wait_durable(end)
+        disk.capacity_bytes = 0
+        log.append(1, [bytes(9_000)])
+        assert events.full.get(timeout=WAIT_SECONDS)
+
+        def sync() -> int:
+            position = SegmentedLog.sync(log)
+            synced.set()
+            return position
+
+        monkeypatch.setattr(log, "sync", sync)
+        assert synced.wait(WAIT_SECONDS)
+        assert log.durable_position == end
+        assert bodies(disk.after_power_cut(None)) == [b"acknowledged"]
+
+
 def test_a_full_disk_is_told_and_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.001)
     disk = FaultyDisk()

@@ -14,8 +14,9 @@ from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.standby import Standby
+from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
-from duemq_server.storage.errors import UnknownVersion
+from duemq_server.storage.errors import DiskFull, UnknownVersion
 from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -295,6 +296,63 @@ def test_a_disk_that_is_full_when_the_snapshot_is_reached_delays_the_checkpoint(
     check_same(opened(disk.after_kill()), leader)
 
 
+def test_a_topic_whose_leftovers_cannot_go_for_want_of_space_is_made_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader = Leader()
+    disk = FaultyDisk()
+    standby = follower(leader, disk)
+    standby.checkpoint()
+    send(leader)
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    for queue in standby.tables.queues.all():
+        queue.sync()
+    disk = disk.after_kill()
+    standby = opened(disk)
+
+    def unlink(path: str) -> None:
+        raise DiskFull(f"remove {path}: no space left")  # as a copy-on-write file system says
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "unlink", unlink)
+        with pytest.raises(DiskFull):
+            standby.apply(leader.committed)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
+
+
+def test_a_snapshot_without_space_changes_nothing() -> None:
+    leader, other = snapshot_to_install(), Leader()
+    send(other, topic="others")
+    disk = FaultyDisk()
+    standby = follower(other, disk)
+    disk.capacity_bytes = disk.used_bytes() + 10
+    with pytest.raises(StreamBroken, match="no space for the leader's snapshot"):
+        standby.install(leader.snapshot, leader.log.start_position)
+    disk.capacity_bytes = None
+    send(other, 10, topic="others")
+    extend(standby, other.log)
+    standby.apply(other.committed)
+    check_same(standby, other)
+    again = opened(disk.after_kill())
+    again.apply(other.committed)
+    check_same(again, other)
+
+
+def test_a_snapshot_has_the_room_of_the_log_that_it_replaces() -> None:
+    leader, other = snapshot_to_install(), Leader()
+    send(other, topic="others", count=25)
+    disk = FaultyDisk()
+    standby = follower(other, disk)
+    disk.capacity_bytes = disk.used_bytes() + 2 * len(leader.snapshot) - 10
+    standby.install(leader.snapshot, leader.log.start_position)
+    disk.capacity_bytes = None
+    extend(standby, leader.log)
+    standby.apply(leader.committed)
+    check_same(standby, leader)
+
+
 def test_a_snapshot_replaces_another_history() -> None:
     leader, other = snapshot_to_install(), Leader()
     send(other, topic="others", count=25)
@@ -380,6 +438,18 @@ def test_consume_queues_that_are_lost_are_made_again() -> None:
     standby = opened(disk.after_kill())
     check_same(standby, leader)
     assert standby.checkpoint_position == leader.committed
+
+
+def test_who_started_anew_keeps_what_its_own_start_needed_and_no_more() -> None:
+    leader = Leader()
+    send(leader)
+    disk = FaultyDisk()
+    follower(leader, disk).checkpoint()
+    standby = opened(disk.after_kill())
+    standby.drop_before(leader.committed)
+    assert 0 < standby.log.start_position <= leader.committed
+    check_same(standby, leader)
+    assert standby.promote().store.next_start == leader.committed
 
 
 def test_retention_is_the_leaders_but_a_start_keeps_what_it_needs() -> None:

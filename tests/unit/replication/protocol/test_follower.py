@@ -62,6 +62,7 @@ def test_it_does_not_follow_a_log_of_a_newer_release() -> None:
 def test_it_goes_on_where_both_logs_agree() -> None:
     follower = following(welcomed=False)
     assert follower.welcome(Welcome(4, A, 640)) == 640
+    follower.truncated(640)
     assert (follower.end, follower.durable, follower.epochs.last) == (640, 640, 1)
     extend = follower.chunk(chunk(entries(640, 1), position=640))
     assert extend is not None
@@ -73,6 +74,17 @@ def test_it_never_goes_below_what_is_committed() -> None:
     with pytest.raises(Refused, match="of which 600 are committed"):
         follower.welcome(Welcome(4, A, 592))
     assert follower.welcome(Welcome(4, A, 600)) == 600
+
+
+def test_what_its_log_could_not_give_up_is_told_again() -> None:
+    epochs = Epochs([(1, 0), (3, 640)])
+    known = {"start": 0, "end": END, "durable": END, "committed": 600}
+    follower = Follower(B, RECORD, epochs, **known)
+    assert follower.welcome(Welcome(4, A, 640)) == 640  # for which the disk has no space
+    assert follower.answer() is None
+    with pytest.raises(StreamBroken):
+        follower.chunk(chunk(position=END))
+    assert Follower(B, RECORD, epochs, **known).hello().epochs == ((1, 0), (3, 640))
 
 
 def test_it_takes_nothing_before_the_welcome_and_answers_nothing() -> None:

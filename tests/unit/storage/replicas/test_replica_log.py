@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from duemq_server.replication.protocol.messages import CHUNK_BYTES_MAX, UNANSWERED_BYTES_MAX
-from duemq_server.storage import record
+from duemq_server.storage import record, recovery
 from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
@@ -350,6 +352,91 @@ def test_a_truncation_that_finds_no_space_is_tried_again() -> None:
     disk.capacity_bytes = None
     log.truncate(starts(log)[1])
     assert len(bodies(log)) == 1
+
+
+@pytest.mark.parametrize("syncs_done", [1, 2])
+def test_a_log_whose_truncation_was_cut_short_takes_no_more(
+    syncs_done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four segments two are to go; too many files are open when one, or both, have gone."""
+    disk = FaultyDisk()
+    log = opened(disk, segment_bytes=150)
+    for number in range(4):
+        log.append(1, [str(number).encode() * 100])
+        commit(log)
+    position = starts(log)[1]
+    done = []
+    sync = disk.fsync_dir
+
+    def fsync_dir(path: str) -> None:
+        if len(done) == syncs_done:
+            raise DiskFull("open: too many open files")
+        done.append(path)
+        sync(path)
+
+    monkeypatch.setattr(disk, "fsync_dir", fsync_dir)
+    with pytest.raises(DiskFailed, match="cut short"):
+        log.truncate(position)
+    monkeypatch.undo()
+    with pytest.raises(DiskFailed):
+        log.append(1, [b"written to a file that is the log's no more"])
+    again = opened(disk.after_kill(), segment_bytes=150)
+    assert again.end_position >= position
+    assert again.was_durable_to <= again.end_position
+    again.truncate(position)
+    assert bodies(again) == [b"0" * 100]
+
+
+def test_retention_removes_a_segment_while_a_log_is_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    log = opened(disk, segment_bytes=150)
+    for number in range(5):
+        log.append(1, [str(number).encode() * 100])
+        commit(log)
+    position = starts(log)[2]
+    keep_aside = recovery.keep_aside
+
+    def and_retain(*arguments: Any) -> str | None:
+        log.delete_before(starts(log)[1])
+        return keep_aside(*arguments)
+
+    monkeypatch.setattr(recovery, "keep_aside", and_retain)
+    log.truncate(position)
+    log.append(1, [b"anew"])
+    commit(log)
+    assert bodies(log) == [b"1" * 100, b"anew"]
+    assert bodies(opened(disk.after_kill(), segment_bytes=150)) == [b"1" * 100, b"anew"]
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_a_segment_that_was_begun_without_space_for_more_goes_with_what_it_was_for(
+    begins_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FaultyDisk()
+    log = opened(disk, segment_bytes=300)
+    for number in range(2):
+        log.append(1, [str(number).encode() * 100])
+        commit(log)
+    log.append(1, [b"2" * 100])  # of another segment
+
+    def fsync_dir(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", fsync_dir)
+        with pytest.raises(DiskFull):
+            log.write_pending()
+    if begins_anew:
+        log.begin_at(800)
+    else:
+        log.truncate(starts(log)[1])
+    for number in range(3, 6):
+        log.append(1, [str(number).encode() * 160])
+        commit(log)
+    again = opened(disk.after_kill(), segment_bytes=300)
+    assert bodies(again) == bodies(log)
 
 
 def test_a_writer_tells_again_what_is_written_after_a_truncation() -> None:

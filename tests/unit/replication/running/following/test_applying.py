@@ -162,3 +162,30 @@ async def test_what_was_begun_with_the_state_ends_although_its_caller_is_cancell
     may_end.set()
     async with asyncio.timeout(30), made.lock:
         assert state.store_id == 2
+
+
+async def test_a_disk_too_full_for_a_checkpoint_loses_what_the_leader_keeps_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(applying, "CHECKPOINT_S", 0.0)
+    monkeypatch.setattr(applying, "DROP_S", 0.0)
+    dropped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Full(State):
+        def checkpoint(self) -> None:
+            raise DiskFull("no space left")
+
+        def drop_before(self, log_start: int) -> None:
+            assert log_start == 5 * ENTRY
+            loop.call_soon_threadsafe(dropped.set)
+
+    state = Full()
+    made = Applying(state)  # type: ignore[arg-type]
+    state.applied = 9 * ENTRY
+    made.advance(9 * ENTRY, 5 * ENTRY)
+    keeping = asyncio.create_task(made.keep())
+    async with asyncio.timeout(30):
+        await dropped.wait()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from duemq.errors import Unavailable
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Hello
@@ -74,3 +75,28 @@ async def test_names_of_the_refused_are_bounded(caplog: pytest.LogCaptureFixture
         await refused(made, f"z{number}")
     assert len(caplog.messages) == REFUSED_MAX + 1
     assert len(made._refused) <= REFUSED_MAX
+
+
+class Requests:
+    """A follower that says nothing."""
+
+    def __aiter__(self) -> "Requests":
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_whom_retention_overtakes_is_told_so() -> None:
+    made = shipping()
+
+    class Retained(Log):
+        end_position = written_position = 100
+
+        def read_run(self, position: int, bytes_max: int) -> memoryview:
+            raise IndexError(f"segment {position} was deleted")
+
+    made._log = Retained()  # type: ignore[assignment]
+    hello = Hello("g", 7, B, 1, (), 0, 0, 1)
+    with pytest.raises(Unavailable, match="retention was faster"):
+        await made.serve(hello, "h:1", Requests(), Context())

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+
+from duemq_server.broker.store import recovery, retention
+from duemq_server.broker.store.recovery import REBUILDING, Marker
+from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFull
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+from tests.unit.broker.leading import DATA, NOW_MS, SEGMENT_BYTES, SETTINGS, save
+
+
+def opened(disk: FaultyDisk) -> Store:
+    return recovery.open_store(DATA, disk, SETTINGS, segment_bytes=SEGMENT_BYTES).store
+
+
+def send(store: Store, count: int = 30) -> None:
+    for _ in range(count):
+        store.send(batch([bytes(200)]), NOW_MS)
+    store.log.write_pending()
+    while store.log.write_pending():
+        pass
+    store.durable(store.log.durable_position)
+
+
+def test_a_marker_that_went_while_too_many_files_were_open_is_gone_by_the_next_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = FaultyDisk()
+    disk.makedirs(DATA)
+    marker = Marker(DATA, REBUILDING, disk)
+    marker.put(b"")
+
+    def fsync_dir(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", fsync_dir)
+        with pytest.raises(DiskFull):
+            marker.remove()
+    marker.remove()
+    assert Marker(DATA, REBUILDING, disk.after_power_cut(None)).value is None
+
+
+def test_retention_needs_no_checkpoint_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a disk that is full at the start has no room for."""
+    disk = FaultyDisk()
+    store = opened(disk)
+    send(store)
+    state = store.snapshot()
+    sync = disk.fsync_dir
+
+    def fsync_dir(path: str) -> None:
+        if path == DATA:
+            raise DiskFull(f"open {path}: too many open files")
+        sync(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "fsync_dir", fsync_dir)
+        with pytest.raises(DiskFull):
+            save(store, state, disk)  # its name is there, and not durable
+    assert retention.needed_from(store) == 0
+    send(store)
+    disk = disk.after_kill()
+    store = opened(disk)
+    assert (retention.needed_from(store), store.checkpoint_position) == (state.position, 0)
+    store.tables.drop_before(state.position)
+    assert store.log.delete_before(state.position)
+    again = opened(disk.after_power_cut(None))
+    assert again.log.start_position == store.log.start_position > 0
+    assert again.queue("orders", 0).max_offset == 60
+
+
+def test_where_consume_queues_were_lost_retention_waits_for_a_checkpoint() -> None:
+    disk = FaultyDisk()
+    store = opened(disk)
+    send(store)
+    state = store.snapshot()
+    save(store, state, disk)
+    send(store)
+    disk.unlink(next(path for path in disk.paths if "consumequeue/orders" in path))
+    store = opened(disk.after_kill())
+    assert retention.needed_from(store) == store.log.end_position  # it was taken at the start

@@ -1,0 +1,42 @@
+"""A replica's copy of the log, and a snapshot that cannot take its place."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from duemq_server.replication.protocol.follower import StreamBroken
+from duemq_server.replication.running.following.log_copy import LogCopy
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+from tests.crash.faulty_disk import FaultyDisk
+
+
+class Arriving:
+    """There is no space for it."""
+
+    closed = False
+
+    def install(self, log_start: int) -> None:
+        raise StreamBroken("no space for the leader's snapshot")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_snapshot_without_space_leaves_the_log_in_use() -> None:
+    log = ReplicaLog.open("/data/log", FaultyDisk())
+    list(log.recover())
+    state = SimpleNamespace(log=log, epochs=(), committed=0, applied=0)
+    copy, arriving = LogCopy(state), Arriving()  # type: ignore[arg-type]
+    with pytest.raises(StreamBroken, match="no space"):
+        await copy.install(arriving, 800)  # type: ignore[arg-type]
+    assert arriving.closed
+    copy.check()
+    durable = asyncio.Event()
+    copy.writing.on_durable = lambda position: durable.set()
+    log.append(1, [b"x"])
+    async with asyncio.timeout(30):
+        await durable.wait()
+    await copy.end()
