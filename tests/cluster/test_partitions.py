@@ -92,7 +92,7 @@ def test_a_leader_that_no_follower_hears_accepts_nothing_and_says_so(
     with work(cluster, tmp_path) as history:
         with network.silent(*between(leader, *others)):
             until(lambda: "nothing is committed" in status(cluster, leader).reason)
-            assert "not enough replicas are in sync" in refusal(cluster)
+            until(lambda: "not enough replicas are in sync" in refusal(cluster))
             until(lambda: shown(cluster, "broker", GROUP).get("read_only") is True)
             acked = history.ids("acked")
             assert [each.body for each in read_topic(cluster.nameserver, topic)] == [b"before"]

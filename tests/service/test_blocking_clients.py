@@ -78,18 +78,24 @@ async def test_a_full_buffer_blocks_the_caller(cluster):
     cluster.topic("t", queues=1)
     settings = ProducerSettings(buffer_bytes=2_000)
     broker_gates = [broker.gate for broker in cluster.brokers.values()]
-    entered = threading.Event()
+    closed, entered = asyncio.Event(), threading.Event()
+
+    def close():
+        for gate in broker_gates:
+            gate.clear()
+        closed.set()
 
     def program():
         with duemq.Producer(cluster.nameserver, settings=settings) as producer:
             producer.send("t", b"x")
-            loop.call_soon_threadsafe(lambda: [gate.clear() for gate in broker_gates])
+            loop.call_soon_threadsafe(close)
             for _ in range(8):
                 producer.submit("t", bytes(500))
             entered.set()
 
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(asyncio.to_thread(program))
+    await closed.wait()
     await asyncio.wait([running], timeout=0.2)
     blocked = not entered.is_set()
     for gate in broker_gates:
