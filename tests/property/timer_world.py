@@ -646,7 +646,8 @@ class World:
                 if next_ms is None:
                     assert not self.scheduler.segments.parked()
                     break
-                self.now_ms = max(self.now_ms + 1, next_ms)
+                # What is parked is overdue, and is looked at again after a while.
+                self.now_ms = next_ms if next_ms > self.now_ms else self.now_ms + 100
         self.check_end()
 
     def _busy(self) -> bool:
