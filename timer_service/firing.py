@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from duemq_server.serving.clock import now_ms
 from duemq_server.storage.errors import DiskFull, LogFull
@@ -36,6 +37,8 @@ class Firing:
         self._held = False  # the log takes nothing just now
         self._stopping = False
         self._behind_ms = 0
+        self.before_tick: Callable[[], None] = lambda: None
+        """Called before the clock is looked at, which it may correct (`keep_behind`)."""
         log_loop.on_progress = self._release
 
     def now_ms(self) -> int:
@@ -86,6 +89,7 @@ class Firing:
             return
         self._ticked_s = self._loop.time()
         self._held = False
+        self.before_tick()
         now = self.ahead_ms()
         try:
             self._scheduler.tick(now)

@@ -234,19 +234,27 @@ class BrokerLinks:
     async def _watch_clocks(self) -> None:
         while True:
             await asyncio.sleep(CLOCK_INTERVAL_S)
-            self._look_at_clocks(now_ms(), steady_ms())
+            self.look_at_clock()
+            self.keep_time()
+            for name, problem in self._clock_problems().items():
+                self.say(f"clock {name}", logging.WARNING, "%s", problem)
 
-    def _look_at_clocks(self, wall_ms: int, quiet_ms: int) -> None:
-        step_ms = self._watch.look(wall_ms, quiet_ms)
-        if step_ms:
-            level = logging.WARNING if abs(step_ms) >= STEP_MS_TO_SAY else logging.DEBUG
-            log.log(level, "this machine's clock was set by %+.3f s", step_ms / 1000)
-            for link in self.by_name.values():
-                link.clock.clock_set()
-            self._shard.scheduler.dispatcher.clock_set(step_ms)
+    def look_at_clock(self) -> None:
+        """Before due times are compared with it: brokers were not set with this machine's clock.
+
+        What would go too early stands in front of what is due sooner.  If they were, too, their
+        answers say so in a moment.
+        """
+        step_ms = self._watch.look(now_ms(), steady_ms())
+        if not step_ms:
+            return
+        level = logging.WARNING if abs(step_ms) >= STEP_MS_TO_SAY else logging.DEBUG
+        log.log(level, "this machine's clock was set by %+.3f s", step_ms / 1000)
+        self._shard.scheduler.dispatcher.clock_set(step_ms)
+        for link in self.by_name.values():
+            link.clock.clock_set(step_ms)
+            link.ask_for_time()
         self.keep_time()
-        for name, problem in self._clock_problems().items():
-            self.say(f"clock {name}", logging.WARNING, "%s", problem)
 
     def keep_time(self) -> None:
         """Goes by the brokers' clocks if all of them are behind this machine's.

@@ -22,6 +22,7 @@ class BrokerClock:
 
     def __init__(self) -> None:
         self.known = False
+        self._estimated = False
         self._until_ms = 0
         self._observed_ms = 0
         self._now: float = 0
@@ -41,10 +42,10 @@ class BrokerClock:
         """An answer came now, stamped `broker_ms` as it was sent."""
         ahead = local_ms - broker_ms
         self._observed_ms = steady_ms
-        if not self.known:
+        if not self.known or self._estimated:
             self._now = self._before = ahead
             self._until_ms = steady_ms + WINDOW_MS
-            self.known = True
+            self.known, self._estimated = True, False
         elif steady_ms >= self._until_ms:
             self._before, self._now = self._now, ahead
             self._until_ms = steady_ms + WINDOW_MS
@@ -55,10 +56,15 @@ class BrokerClock:
         """Whether the broker has answered of late."""
         return self.known and steady_ms - self._observed_ms < FRESH_MS
 
-    def clock_set(self) -> None:
-        """This machine's clock was set: what was learnt is worth nothing."""
-        self.known = False
-        self._now = self._before = 0
+    def clock_set(self, by_ms: int) -> None:
+        """This machine's clock was set; the broker's was not, as far as is known before it answers.
+
+        The next answer counts alone.
+        """
+        if self.known:
+            self._now += by_ms
+            self._before += by_ms
+            self._estimated = True
 
 
 class ClockSteps:

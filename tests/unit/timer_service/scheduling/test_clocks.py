@@ -27,13 +27,27 @@ def test_a_difference_that_grew_is_believed_after_a_while() -> None:
     assert clock.ahead_ms == -7
 
 
-def test_what_was_learnt_before_the_clock_was_set_is_forgotten() -> None:
+def test_the_broker_is_not_set_with_this_machine_s_clock() -> None:
     clock = BrokerClock()
-    clock.observe(NOW, NOW, 0)
-    clock.clock_set()
-    assert not clock.known
-    clock.observe(NOW + WINDOW_MS, NOW, 1)
-    assert clock.ahead_ms == WINDOW_MS
+    clock.clock_set(3_600_000)
+    assert (clock.known, clock.ahead_ms) == (False, 0)
+    clock.observe(NOW + 50, NOW, 0)
+    clock.clock_set(3_600_000)
+    assert clock.ahead_ms == 3_600_050
+    clock.clock_set(-600_000)
+    assert clock.ahead_ms == 3_000_050
+
+
+def test_the_first_answer_after_the_clock_was_set_counts_alone() -> None:
+    """Also where the broker was set back with it, which the smallest difference would hide."""
+    for step_ms in (3_600_000, -3_600_000):
+        clock = BrokerClock()
+        clock.observe(NOW, NOW, 0)
+        clock.clock_set(step_ms)
+        clock.observe(NOW + WINDOW_MS, NOW, 1)
+        assert clock.ahead_ms == WINDOW_MS
+        clock.observe(NOW + 3, NOW, 2)
+        assert clock.ahead_ms == 3
 
 
 def test_a_set_clock_is_noticed_once_and_slewing_adds_up() -> None:
