@@ -6,7 +6,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from duemq.telemetry.light_spans import ProcessRows
 from duemq.tracing.process_frames import Call, ProcessFrame
-from tests.property.test_send_columns import RESOURCE, read, unhurried
+from tests.property.test_send_columns import RESOURCE, check_any_part, unhurried
 
 START_NS = 1_700_000_000_123_456_789
 
@@ -52,9 +52,4 @@ def frames(draw):
 @unhurried
 @given(st.lists(frames(), min_size=1, max_size=4), st.data())
 def test_columns_of_any_part_are_those_of_its_spans(given_frames, data):
-    rows = ProcessRows(given_frames, RESOURCE)
-    one_by_one = list(rows)
-    assert len(rows) == len(one_by_one) == sum(frame.rows for frame in given_frames)
-    first = data.draw(st.integers(0, len(rows) - 1))
-    past = data.draw(st.integers(first + 1, len(rows)))
-    assert read(rows[first:past]) == read(one_by_one[first:past])
+    check_any_part(ProcessRows(given_frames, RESOURCE), data)

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import chain, repeat
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import Status
 
 from duemq.protocol.limits import SPAN_NUMBERS
-from duemq.telemetry import send_columns
+from duemq.telemetry import process_columns, send_columns
 from duemq.telemetry.light_spans import LightSpan, ProcessRows, SendRows
+from duemq.telemetry.string_columns import put_texts
 from duemq.tracing import attributes as attribute
-from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+from duemq.v1.trace_pb2 import SpanBatch
 
 SCHEMA_VERSION = 2
 
@@ -61,7 +60,6 @@ _IMPLIED = frozenset(
     }
 )
 
-_Value = TypeVar("_Value")
 _INT64 = range(-(2**63), 2**63)
 _RANGES = SPAN_NUMBERS | {"attempt": range(-(2**31), 2**31)}
 
@@ -71,7 +69,7 @@ def encode(spans: Sequence[ReadableSpan]) -> bytes:
     if isinstance(spans, SendRows):
         return send_columns.encode(spans, SCHEMA_VERSION, *_process_of(spans.resource))
     if isinstance(spans, ProcessRows):
-        return _processed(spans).SerializeToString()
+        return process_columns.encode(spans, SCHEMA_VERSION, *_process_of(spans.resource))
     batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
     _put_identity(batch, spans)
     _put_times(batch, spans)
@@ -88,11 +86,11 @@ def _put_identity(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
         batch.parent_span_ids = b"".join(
             (span.parent.span_id if span.parent else 0).to_bytes(8, "big") for span in spans
         )
-    _put_strings(batch.name, [span.name for span in spans])
-    _put_strings(batch.kind, [span.kind.name for span in spans])
-    _put_strings(batch.status, [span.status.status_code.name for span in spans])
+    put_texts(batch.name, [span.name for span in spans])
+    put_texts(batch.kind, [span.kind.name for span in spans])
+    put_texts(batch.status, [span.status.status_code.name for span in spans])
     for column, name in ((batch.service, "service.name"), (batch.instance, "service.instance.id")):
-        _put_strings(column, [_text_of(span.resource, name) for span in spans])
+        put_texts(column, [_text_of(span.resource, name) for span in spans])
 
 
 def _put_times(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
@@ -129,14 +127,14 @@ def _link_ids(span: ReadableSpan) -> Iterable[tuple[bytes, bytes]]:
 def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
     rows = [dict(span.attributes or {}) for span in spans]
     for column, name in STRING_ATTRIBUTES.items():
-        _put_strings(getattr(batch, column), _taken(rows, name, _is_string, ""))
+        put_texts(getattr(batch, column), _taken(rows, name, _is_string, ""))
     for column, name in INTEGER_ATTRIBUTES.items():
         fits = partial(_is_integer, _RANGES.get(column, _INT64))
         _put_numbers(getattr(batch, column), _taken(rows, name, fits, 0))
     queues = _taken(rows, attribute.QUEUE, _is_queue, -1)
     if any(queue != -1 for queue in queues):
         batch.queue_id.extend(int(queue) for queue in queues)
-    _put_strings(batch.attributes, [_rest(row) for row in rows])
+    put_texts(batch.attributes, [_rest(row) for row in rows])
 
 
 def _taken(
@@ -163,79 +161,6 @@ def _rest(row: Mapping[str, Any]) -> str:
     return json.dumps(rest, separators=(",", ":"), sort_keys=True) if rest else ""
 
 
-# ── process spans of lists ───────────────────────────────────────────────────────────
-
-
-def _processed(spans: ProcessRows) -> SpanBatch:
-    """What the spans that they stand for become."""
-    frames, counts = spans.frames, spans.counts
-    calls = [frame.call for frame in frames]
-    batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
-    service, instance = _process_of(spans.resource)
-    for column, values in (
-        (batch.name, [f"process {call.topic}" for call in calls]),
-        (batch.kind, ["CONSUMER"]),
-        (batch.operation, ["process"]),
-        (batch.service, [service]),
-        (batch.instance, [instance]),
-        (batch.topic, [call.topic for call in calls]),
-        (batch.broker, [call.broker for call in calls]),
-        (batch.consumer_group, [call.group for call in calls]),
-        (batch.client_id, [call.client_id for call in calls]),
-    ):
-        if len(set(values)) == 1:
-            _put_one(column, values[0], len(spans))
-        else:
-            _put_strings(column, _repeated(values, counts))
-    batch.trace_ids = b"".join([frame.trace_ids for frame in frames])
-    batch.span_ids = b"".join([frame.span_ids for frame in frames])
-    batch.parent_span_ids = b"".join([frame.parent_ids for frame in frames])
-    batch.start_ns.extend(_repeated([call.start_ns for call in calls], counts))
-    batch.duration_ns.extend(_repeated([call.end_ns - call.start_ns for call in calls], counts))
-    batch.queue_id.extend(_repeated([call.queue for call in calls], counts))
-    for column, parts in (
-        (batch.message_id, [frame.message_ids for frame in frames]),
-        (batch.key, [frame.keys for frame in frames]),
-        (batch.tag, [frame.tags for frame in frames]),
-    ):
-        _put_strings(column, _joined(parts))
-    for numbers, each in (
-        (batch.queue_offset, [frame.offsets for frame in frames]),
-        (batch.body_bytes, [frame.body_bytes for frame in frames]),
-        (batch.attempt, [frame.attempts for frame in frames]),
-    ):
-        _put_numbers(numbers, _joined(each))
-    _put_dues(batch, _joined(frame.due_ms for frame in frames))
-    _put_failures(batch, _joined(frame.failures for frame in frames))
-    return batch
-
-
-def _put_dues(batch: SpanBatch, dues_ms: list[int]) -> None:
-    """With the lateness that they make."""
-    if any(dues_ms):
-        starts_ms = [start_ns // 1_000_000 for start_ns in batch.start_ns]
-        late = [s - due if due else 0 for s, due in zip(starts_ms, dues_ms, strict=True)]
-        _put_numbers(batch.due_ms, dues_ms)
-        _put_numbers(batch.lateness_ms, late)
-
-
-def _put_failures(batch: SpanBatch, failures: list[tuple[str, Status] | None]) -> None:
-    if any(failures):
-        _put_strings(batch.error_type, [failed[0] if failed else "" for failed in failures])
-        _put_strings(batch.status, ["ERROR" if failed else "UNSET" for failed in failures])
-    else:
-        _put_one(batch.status, "UNSET", len(failures))
-
-
-def _repeated(values: Sequence[_Value], counts: Sequence[int]) -> list[_Value]:
-    """Each so many times."""
-    return _joined(map(repeat, values, counts))
-
-
-def _joined(parts: Iterable[Iterable[_Value]]) -> list[_Value]:
-    return list(chain.from_iterable(parts))
-
-
 def _process_of(resource: Resource) -> tuple[str, str]:
     return _text_of(resource, "service.name"), _text_of(resource, "service.instance.id")
 
@@ -243,32 +168,6 @@ def _process_of(resource: Resource) -> tuple[str, str]:
 def _text_of(resource: Resource | None, name: str) -> str:
     value = resource.attributes.get(name, "") if resource else ""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _put_strings(column: StringColumn, values: Sequence[str]) -> None:
-    table = dict.fromkeys(values)
-    if len(table) == 1:  # of most columns: the same in every row
-        _put_one(column, values[0], len(values))
-        return
-    if len(table) == len(values):
-        column.rows.extend(range(len(values)))
-    else:
-        numbers = dict(zip(table, range(len(table)), strict=True))
-        column.rows.extend(map(numbers.__getitem__, values))
-    column.values.extend(table)
-
-
-def _put_one(column: StringColumn, value: str, count: int) -> None:
-    """The same in so many rows."""
-    if value:
-        column.values.append(value)
-        column.rows.MergeFrom(_zeros(count).rows)
-
-
-@lru_cache
-def _zeros(count: int) -> StringColumn:
-    """So many rows of the first value."""
-    return StringColumn(rows=[0] * count)
 
 
 def _put_numbers(column: Any, values: Sequence[int]) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from operator import mul
 from struct import Struct
-from typing import TypeVar
 
 from duemq.protocol.message_ids import INDEXES
 from duemq.protocol.record_bytes import LENGTH_DELIMITED, varint
 from duemq.telemetry.light_spans import SendRows
+from duemq.telemetry.string_columns import joined, put_by_frame, put_texts
 from duemq.tracing import attributes as attribute
 from duemq.tracing.sampling import SPAN_ID_BYTES
 from duemq.tracing.sends import SendFrame
@@ -27,7 +27,6 @@ _TAGS = {
     for field in SpanBatch.DESCRIPTOR.fields
 }
 _fixed64 = Struct("<Q").pack
-_Value = TypeVar("_Value")
 
 
 def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> bytes:
@@ -35,8 +34,8 @@ def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> 
     frames = rows.frames
     batch = SpanBatch(schema_version=schema_version, rows=len(rows))
     _put_shared(batch, rows, service, instance)
-    _put_labels(batch.key, _joined(frame.lights.keys for frame in frames))
-    _put_labels(batch.tag, _joined(frame.lights.tags for frame in frames))
+    put_texts(batch.key, [key or "" for frame in frames for key in frame.lights.keys])
+    put_texts(batch.tag, [tag or "" for frame in frames for tag in frame.lights.tags])
     columns = [
         batch.SerializeToString(),
         _column("trace_ids", b"".join([frame.lights.trace_ids for frame in frames])),
@@ -48,7 +47,7 @@ def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> 
         SpanBatch(queue_offset=_filled(map(_offsets, frames))).SerializeToString(),
         _message_ids(rows),
     ]
-    parents = _joined(frame.lights.parents for frame in frames)
+    parents = joined(frame.lights.parents for frame in frames)
     if any(parents):
         ids = [parent.span_id if parent else 0 for parent in parents]
         encoded = b"".join([each.to_bytes(SPAN_ID_BYTES, "big") for each in ids])
@@ -76,38 +75,7 @@ def _put_shared(batch: SpanBatch, rows: SendRows, service: str, instance: str) -
         (batch.topic, [each.topic for each in batches]),
         (batch.broker, ["" if each.error else each.broker for each in batches]),
     ):
-        _put_texts(column, values, rows.counts)
-
-
-def _put_texts(column: StringColumn, values: Sequence[str], counts: Sequence[int]) -> None:
-    """`counts`: so many rows of each value."""
-    numbers = _numbering(values)
-    if len(numbers) > 1:
-        column.rows.extend(_joined(map(repeat, map(numbers.__getitem__, values), counts)))
-    elif values[0]:
-        column.rows.MergeFrom(_zeros(sum(counts)).rows)
-    else:
-        return
-    column.values.extend(numbers)
-
-
-def _put_labels(column: StringColumn, labels: Sequence[str | None]) -> None:
-    if any(labels):
-        texts = [label or "" for label in labels]
-        numbers = _numbering(texts)
-        column.rows.extend(map(numbers.__getitem__, texts))
-        column.values.extend(numbers)
-
-
-def _numbering(texts: Sequence[str]) -> dict[str, int]:
-    table = dict.fromkeys(texts)
-    return dict(zip(table, range(len(table)), strict=True))
-
-
-@lru_cache
-def _zeros(count: int) -> StringColumn:
-    """So many rows of the first value."""
-    return StringColumn(rows=[0] * count)
+        put_by_frame(column, values, rows.counts)
 
 
 def _message_ids(rows: SendRows) -> bytes:
@@ -139,7 +107,7 @@ def _numbers(
             return b""
         return _column(name, b"".join([encode_one(part[0]) * len(part) for part in parts]))
     batch = SpanBatch()
-    getattr(batch, name).extend(_joined(parts))
+    getattr(batch, name).extend(joined(parts))
     return batch.SerializeToString()
 
 
@@ -181,9 +149,5 @@ def _due_ms(frame: SendFrame) -> Iterable[int]:
 
 def _filled(parts: Iterable[Iterable[int]]) -> Sequence[int]:
     """All of them; none where they say nothing."""
-    numbers = _joined(parts)
+    numbers = joined(parts)
     return numbers if any(numbers) else ()
-
-
-def _joined(parts: Iterable[Iterable[_Value]]) -> list[_Value]:
-    return list(chain.from_iterable(parts))

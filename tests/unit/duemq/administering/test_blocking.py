@@ -40,10 +40,9 @@ def test_after_ctrl_c_what_is_under_way_ends_first() -> None:
             await asyncio.Event().wait()
             yield "a page"
         finally:
-            loop = asyncio.get_running_loop()
-            later = loop.create_future()
-            loop.call_later(0.01, later.set_result, None)
-            await later  # to end takes a while
+            turn = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(turn.set_result, None)
+            await turn  # to end takes a while
             ended.set()
 
     thread = LoopThread.acquire()
