@@ -13,9 +13,10 @@ import grpc
 from duemq.settings import Tls
 from duemq.transport.channel import connect_blocking
 from duemq.v1 import nameserver_pb2 as pb
-from duemq.v1 import nameserver_pb2_grpc
+from duemq.v1 import stubs
 from duemq_server.local_cluster.supervisor import Member
-from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
+from duemq_server.replication.running.v1 import replication_pb2
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 
 RPC_TIMEOUT_S = 2.0
 LEADS = "leader"
@@ -103,7 +104,7 @@ def _leads(member: Member, tls: Tls | None) -> bool:
 
 def _status(member: Member, tls: Tls | None) -> replication_pb2.ReplicaStatus | None:
     with connect_blocking(member.address, tls) as connection:
-        stub = replication_pb2_grpc.ReplicationStub(connection)
+        stub = ReplicationStub(connection)
         request = replication_pb2.GetStatusRequest()
         try:
             return stub.GetStatus(request, timeout=RPC_TIMEOUT_S)
@@ -113,7 +114,7 @@ def _status(member: Member, tls: Tls | None) -> replication_pb2.ReplicaStatus | 
 
 def _cluster(nameserver: Member, tls: Tls | None) -> pb.Cluster:
     with connect_blocking(nameserver.address, tls) as connection:
-        stub = nameserver_pb2_grpc.NameserverStub(connection)
+        stub = stubs.NameserverStub(connection)
         return stub.GetCluster(pb.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
 
 

@@ -11,11 +11,11 @@ import grpc
 from duemq.errors import DuemqError, InvalidArgument, Rejected, Unavailable
 from duemq.settings import Tls
 from duemq.transport import channel, status
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 from duemq_server.operating import groups
 from duemq_server.operating.groups import Replica
 from duemq_server.replication.running.v1 import replication_pb2 as pb
-from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 
 T = TypeVar("T")
 Call = Callable[[ReplicationStub], Awaitable[T]]
@@ -104,7 +104,7 @@ class Asking:
 
     async def _cluster(self, address: str) -> nameserver_pb2.Cluster:
         async with channel.connect(address, self._tls) as connection:
-            stub = nameserver_pb2_grpc.NameserverStub(connection)
+            stub = stubs.NameserverStub(connection)
             request = nameserver_pb2.GetClusterRequest()
             return await status.answer(stub.GetCluster(request, timeout=self.timeout_s), address)
 

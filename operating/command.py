@@ -23,7 +23,7 @@ from duemq_server.operating.rows import (
     lost_by_adopting,
 )
 from duemq_server.replication.running.v1 import replication_pb2 as pb
-from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ from duemq_cli.session import Session
 from duemq_server.operating.asking import Asking
 from duemq_server.operating.groups import Replica
 from duemq_server.replication.running.v1 import replication_pb2 as pb
-from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 
 Decide = Callable[[ReplicationStub, pb.DecideRequest], Awaitable[pb.Decided]]
 

@@ -44,11 +44,8 @@ def generate(source: Path, package: str, target: Path) -> None:
         each.write_text(MARK + each.read_text())
     for each in made.glob("*_pb2.py"):
         each.write_text(MARK + messages_of(each.read_text()))
-    for file in files:
-        if services := SERVICE.findall(file.read_text()):
-            name = f"{file.stem}_pb2"
-            stubs = stubs_of(name, package.replace("/", "."), services)
-            (made / f"{name}_grpc.py").write_text(MARK + stubs)
+    services = [(file.stem, name) for file in files for name in SERVICE.findall(file.read_text())]
+    (made / "stubs.py").write_text(MARK + stubs_of(package.replace("/", "."), services))
 
 
 def messages_of(module: str) -> str:
@@ -58,14 +55,12 @@ def messages_of(module: str) -> str:
     return f"from duemq.v1 import build\n{''.join(used)}build({serialized!r}, globals())\n"
 
 
-def stubs_of(messages: str, package: str, services: list[str]) -> str:
+def stubs_of(package: str, services: list[tuple[str, str]]) -> str:
     """The clients' half; serving/methods.py makes the servers' half of the descriptors as well."""
-    lines = [f"from {package} import {messages}", "from duemq.v1 import Stub"]
-    if package == "duemq.v1":
-        lines = [f"from duemq.v1 import Stub, {messages}"]
-    for name in services:
-        service = f"{messages}.DESCRIPTOR.services_by_name[{name!r}]"
-        lines += ["", "", f"class {name}Stub(Stub):", f"    service = {service}"]
+    lines = ["from duemq.v1 import Stub"]
+    for file, name in services:
+        lines += ["", "", f"class {name}Stub(Stub):"]
+        lines += [f"    service = {f'{package}.{file}_pb2'!r}, {name!r}"]
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ from duemq.errors import DuemqError, InvalidArgument
 from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Registration:
     async def _holder(self, address: str) -> InvalidArgument | None:
         try:
             async with channel.connect(address, self._tls) as connection:
-                stub = nameserver_pb2_grpc.NameserverStub(connection)
+                stub = stubs.NameserverStub(connection)
                 request = self._request(dry_run=True)
                 answer = await status.answer(stub.Register(request, timeout=CHECK_TIMEOUT_S))
         except DuemqError as error:
@@ -163,11 +163,11 @@ class Registration:
         news = _News(address, self._period_s)
         while True:
             async with channel.connect_to_nameserver(address, self._tls) as connection:
-                stub = nameserver_pb2_grpc.NameserverStub(connection)
+                stub = stubs.NameserverStub(connection)
                 await self._beat_on(stub, self._changes[address], news)
 
     async def _beat_on(
-        self, stub: nameserver_pb2_grpc.NameserverStub, change: asyncio.Event, news: "_News"
+        self, stub: stubs.NameserverStub, change: asyncio.Event, news: "_News"
     ) -> None:
         """Returns when the certificates have changed: a channel keeps the ones it was made with."""
         renewals = channel.renewals(self._tls)
@@ -178,7 +178,7 @@ class Registration:
                 async with asyncio.timeout(wait_s):
                     await change.wait()
 
-    async def _beat(self, stub: nameserver_pb2_grpc.NameserverStub, news: "_News") -> float:
+    async def _beat(self, stub: stubs.NameserverStub, news: "_News") -> float:
         """One heartbeat.  Returns how long to wait for the next, in seconds."""
         timeout_s = min(CALL_TIMEOUT_S, self._period_s)
         try:
@@ -210,7 +210,7 @@ class Registration:
             return
         try:
             async with channel.connect(address, self._tls) as connection:
-                stub = nameserver_pb2_grpc.NameserverStub(connection)
+                stub = stubs.NameserverStub(connection)
                 await status.answer(stub.Deregister(request, timeout=DEREGISTER_TIMEOUT_S))
         except DuemqError as error:
             log.info("nameserver %s not told of the stop: %s", address, error)

@@ -13,7 +13,7 @@ from duemq.errors import MissingBroker
 from duemq.message import Message, Origin
 from duemq.transport.blocking_client import BlockingClient
 from duemq.v1 import broker_pb2, nameserver_pb2
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import NameserverStub
 
 RPC_TIMEOUT_S = 10.0
 PULL_BYTES = 4 << 20

@@ -15,7 +15,7 @@ from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.protocol.record import Record
 from duemq_server.replication.running.state import Arriving, Leaving
 from duemq_server.replication.running.v1 import replication_pb2 as pb
-from duemq_server.replication.running.v1 import replication_pb2_grpc
+from duemq_server.replication.running.v1 import stubs
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFull
 
@@ -80,9 +80,7 @@ async def fetch(
     )
     try:
         async with channel.connect(address, tls) as connection:
-            return await _fetch(
-                replication_pb2_grpc.ReplicationStub(connection).GetSnapshot(request), arriving
-            )
+            return await _fetch(stubs.ReplicationStub(connection).GetSnapshot(request), arriving)
     except grpc.aio.AioRpcError as error:
         raise StreamBroken(f"no snapshot from {address}: {error.details()}") from error
     except TimeoutError as error:

@@ -25,7 +25,7 @@ import grpc
 
 from duemq.transport.channel import OPTIONS
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
-from duemq_server.replication.stores.etcd_v3 import rpc_pb2, rpc_pb2_grpc
+from duemq_server.replication.stores.etcd_v3 import rpc_pb2, stubs
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.storage.errors import UnknownVersion
 
@@ -173,8 +173,8 @@ class _Endpoint:
             self._channel = grpc.insecure_channel(address, options=options)
         else:
             self._channel = grpc.secure_channel(address, credentials, options=options)
-        self._kv = rpc_pb2_grpc.KVStub(self._channel)
-        self._lease = rpc_pb2_grpc.LeaseStub(self._channel)
+        self._kv = stubs.KVStub(self._channel)
+        self._lease = stubs.LeaseStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()

@@ -30,7 +30,7 @@ from duemq import ConsumerSettings, Message, PushConsumer, RetryLater
 from duemq.consumer.delivery import lease
 from duemq.errors import FencedMember
 from duemq.transport import channel, status
-from duemq.v1 import broker_pb2, broker_pb2_grpc, error_pb2, group_pb2_grpc
+from duemq.v1 import broker_pb2, error_pb2, stubs
 
 LATER_S = 0.1  # every second failure asks for it
 
@@ -65,8 +65,8 @@ class Wire:
 
     def install(self) -> None:
         connect = channel.connect
-        make_broker = broker_pb2_grpc.BrokerStub.__init__
-        make_group = group_pb2_grpc.GroupCoordinatorStub.__init__
+        make_broker = stubs.BrokerStub.__init__
+        make_group = stubs.GroupCoordinatorStub.__init__
         notes = {
             "AcquireQueues": self._acquired,
             "CommitOffsets": self._committed,
@@ -90,8 +90,8 @@ class Wire:
             stub.Join = lambda *args, **options: Stream(join(*args, **options), self._recorder)
 
         channel.connect = connected
-        broker_pb2_grpc.BrokerStub.__init__ = init_broker  # type: ignore[method-assign]
-        group_pb2_grpc.GroupCoordinatorStub.__init__ = init_group  # type: ignore[method-assign]
+        stubs.BrokerStub.__init__ = init_broker  # type: ignore[method-assign]
+        stubs.GroupCoordinatorStub.__init__ = init_group  # type: ignore[method-assign]
 
     def _recorded(self, call: Call, note: Note, broker: str) -> Call:
         async def recorded(request: Any, **options: Any) -> Any:

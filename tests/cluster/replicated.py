@@ -17,7 +17,7 @@ from duemq.errors import DuemqError
 from duemq.settings import ProducerSettings
 from duemq_server.local_cluster import EmbeddedCluster
 from duemq_server.replication.running.v1 import replication_pb2 as pb
-from duemq_server.replication.running.v1.replication_pb2_grpc import ReplicationStub
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.replication.stores.file import FileStore
 from tests.cluster.harness import WAIT_S, duemq, topic_name, until
 from tests.cluster.history import History

@@ -25,7 +25,7 @@ import pytest
 
 from duemq import Admin, Message, PendingReceipt, Producer
 from duemq.errors import DuemqError, TopicNotFound
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.consumption_checker import Event, Queue, Rules, judge
@@ -326,7 +326,7 @@ def _offsets(cluster: EmbeddedCluster, group: str) -> dict[Queue, int]:
     for broker in brokers_of(cluster):
         with grpc.insecure_channel(cluster.address(leader_of(cluster, broker))) as channel:
             request = broker_pb2.GetOffsetsRequest(group=group)
-            stub = broker_pb2_grpc.BrokerStub(channel)
+            stub = stubs.BrokerStub(channel)
             for each in stub.GetOffsets(request, timeout=WAIT_S, wait_for_ready=True).queues:
                 found[each.topic, broker, each.queue_id] = max(each.offset, 0)
     return found

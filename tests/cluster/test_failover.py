@@ -25,7 +25,7 @@ import grpc
 import pytest
 
 from duemq_server.local_cluster import EmbeddedCluster
-from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
+from duemq_server.replication.running.v1 import replication_pb2, stubs
 from tests.cluster.harness import WAIT_S, until
 from tests.cluster.judging import judged
 
@@ -92,7 +92,7 @@ def _kill_in_a_hand_over(cluster: EmbeddedCluster, group: str, randomness: rando
     victims = randomness.choice([[leader], [successor], [leader, successor]])
     request = replication_pb2.HandOverRequest(to=successor.partition("/")[2])
     with grpc.insecure_channel(cluster.address(leader)) as connection:
-        stub = replication_pb2_grpc.ReplicationStub(connection)
+        stub = stubs.ReplicationStub(connection)
         asked = stub.HandOver.future(request, timeout=WAIT_S)
         time.sleep(randomness.uniform(0.0, HAND_OVER_S_MAX))
         met = not asked.done()

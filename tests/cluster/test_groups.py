@@ -16,7 +16,7 @@ import pytest
 
 from duemq import ConsumerSettings, Message, Producer, PullConsumer, PushConsumer
 from duemq.protocol import balance
-from duemq.v1 import admin_pb2, admin_pb2_grpc, broker_pb2, broker_pb2_grpc
+from duemq.v1 import admin_pb2, broker_pb2, stubs
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, topic_name, until
 
@@ -69,7 +69,7 @@ def committed(cluster: EmbeddedCluster, group: str, topic: str) -> dict[tuple[st
     for broker in cluster.names("broker"):
         with grpc.insecure_channel(cluster.address(broker)) as channel:
             request = broker_pb2.GetOffsetsRequest(group=group, topic=topic)
-            stub = broker_pb2_grpc.BrokerStub(channel)
+            stub = stubs.BrokerStub(channel)
             for each in stub.GetOffsets(request, timeout=WAIT_S, wait_for_ready=True).queues:
                 found[broker, each.queue_id] = max(each.offset, 0)
     return found
@@ -219,7 +219,7 @@ def test_a_group_takes_a_topic_that_is_made_anew_for_another_one(
 def make_anew(address: str, topic: str) -> None:
     """At one broker."""
     with grpc.insecure_channel(address) as channel:
-        stub = admin_pb2_grpc.BrokerAdminStub(channel)
+        stub = stubs.BrokerAdminStub(channel)
         stub.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic), timeout=WAIT_S)
         config = admin_pb2.TopicConfig(name=topic, queues=4)
         stub.CreateTopic(admin_pb2.CreateTopicRequest(topic=config), timeout=WAIT_S)

@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from duemq import ConsumerSettings, Message, Producer, PushConsumer
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, topic_name, until
 
@@ -90,7 +90,7 @@ def committed(cluster: EmbeddedCluster, group: str, topic: str) -> int:
     for broker in cluster.names("broker"):
         with grpc.insecure_channel(cluster.address(broker)) as channel:
             request = broker_pb2.GetOffsetsRequest(group=group, topic=topic)
-            stub = broker_pb2_grpc.BrokerStub(channel)
+            stub = stubs.BrokerStub(channel)
             answer = stub.GetOffsets(request, timeout=WAIT_S, wait_for_ready=True)
             total += sum(max(each.offset, 0) for each in answer.queues)
     return total

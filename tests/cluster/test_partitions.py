@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from duemq import Producer
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 from duemq_cli.exits import Exit
 from duemq_server.bench.harness.topic_reader import read_topic
 from tests.cluster.harness import WAIT_S, duemq, topic_name, until
@@ -141,7 +141,7 @@ def test_a_leader_that_no_nameserver_hears_is_lost_until_another_one_is_told_to_
 def knows(cluster: ProxiedCluster, nameserver: str) -> bool:
     """Whether it lists the group."""
     with grpc.insecure_channel(cluster.address(nameserver)) as connection:
-        stub = nameserver_pb2_grpc.NameserverStub(connection)
+        stub = stubs.NameserverStub(connection)
         found = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=WAIT_S)
     return any(broker.name == GROUP for broker in found.brokers)
 

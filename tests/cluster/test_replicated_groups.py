@@ -15,7 +15,7 @@ from duemq.consumer.group.membership import Membership
 from duemq.errors import FencedMember
 from duemq.protocol import balance
 from duemq.transport import status
-from duemq.v1 import group_pb2, group_pb2_grpc
+from duemq.v1 import group_pb2, stubs
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
 
@@ -149,7 +149,7 @@ def test_a_static_member_that_was_replaced_stays_out_under_the_next_leader(
             subscriptions=[group_pb2.Subscription(topic=topic)],
         )
         with grpc.insecure_channel(replicated.address(replicated.leader(broker))) as channel:
-            stub = group_pb2_grpc.GroupCoordinatorStub(channel)
+            stub = stubs.GroupCoordinatorStub(channel)
             said: SimpleQueue[group_pb2.MemberEvent | None] = SimpleQueue()
             said.put(group_pb2.MemberEvent(hello=hello))
             try:

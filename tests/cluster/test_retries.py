@@ -23,7 +23,7 @@ from duemq import (
     RetryLater,
 )
 from duemq.protocol.names import dead_letter_topic
-from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc
+from duemq.v1 import group_admin_pb2, stubs
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
 
@@ -51,7 +51,7 @@ def sent_back(cluster: EmbeddedCluster, group: str) -> int:
     for broker in cluster.names("broker"):
         with grpc.insecure_channel(cluster.address(broker)) as channel:
             request = group_admin_pb2.DescribeProgressRequest(group=group)
-            stub = group_admin_pb2_grpc.GroupAdminStub(channel)
+            stub = stubs.GroupAdminStub(channel)
             try:
                 total += stub.DescribeProgress(request, timeout=WAIT_S).sent_back
             except grpc.RpcError as error:

@@ -16,7 +16,7 @@ import pytest
 
 from duemq.errors import DuemqError
 from duemq.transport import channel, status
-from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc, timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_inspector_pb2, timer_pb2
 from tests.crash.test_kill9_timer_replicas import ReplicatedCluster
 from tests.crash.test_kill9_timers import ROUNDS, SEED
 from tests.crash.timer_cluster import CALL_TIMEOUT_S, RETRY_S, TOPIC, TimerCluster
@@ -91,7 +91,7 @@ class Jobs:
             leader = await self._cluster.leader()
             try:
                 async with channel.connect(leader.address) as connection:
-                    stub = timer_inspector_pb2_grpc.TimerInspectorStub(connection)
+                    stub = stubs.TimerInspectorStub(connection)
                     page = await status.answer(stub.ListTimers(request, timeout=CALL_TIMEOUT_S))
             except DuemqError:
                 await asyncio.sleep(RETRY_S)
@@ -126,7 +126,7 @@ class Jobs:
             leader = await self._cluster.leader()
             try:
                 async with channel.connect(leader.address) as connection:
-                    stub = timer_pb2_grpc.TimerStub(connection)
+                    stub = stubs.TimerStub(connection)
                     call = stub.ChangePending(request, timeout=CALL_TIMEOUT_S)
                     answer = await status.answer(call)
             except DuemqError:

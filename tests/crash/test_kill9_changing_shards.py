@@ -18,12 +18,10 @@ import pytest
 from duemq.errors import DuemqError
 from duemq.transport import channel, status
 from duemq.v1 import (
+    stubs,
     timer_admin_pb2,
-    timer_admin_pb2_grpc,
     timer_inspector_pb2,
-    timer_inspector_pb2_grpc,
     timer_pb2,
-    timer_pb2_grpc,
 )
 from tests.crash.timer_cluster import CALL_TIMEOUT_S, END_TIMEOUT_S, RETRY_S, Member, TimerCluster
 
@@ -85,7 +83,7 @@ class ShardedCluster(TimerCluster):
         for member in self.timers:
             try:
                 async with channel.connect(member.address) as connection:
-                    stub = timer_pb2_grpc.TimerStub(connection)
+                    stub = stubs.TimerStub(connection)
                     call = stub.GetStats(timer_pb2.GetStatsRequest(), timeout=CALL_TIMEOUT_S)
                     found = await status.answer(call)
             except DuemqError:
@@ -98,7 +96,7 @@ class ShardedCluster(TimerCluster):
         summed: dict[str, timer_inspector_pb2.TopicTimers] = {}
         for member in self.timers:
             async with channel.connect(member.address) as connection:
-                stub = timer_inspector_pb2_grpc.TimerInspectorStub(connection)
+                stub = stubs.TimerInspectorStub(connection)
                 request = timer_inspector_pb2.CountTimersRequest()
                 for each in (await status.answer(stub.CountTimers(request))).topics:
                     of = summed.setdefault(
@@ -118,7 +116,7 @@ class ShardedCluster(TimerCluster):
 
     async def _owned_at(self, broker: Member) -> bool:
         async with channel.connect(broker.address) as connection:
-            stub = timer_admin_pb2_grpc.TimerAdminStub(connection)
+            stub = stubs.TimerAdminStub(connection)
             try:
                 answer = await status.answer(
                     stub.ListTimerOwners(

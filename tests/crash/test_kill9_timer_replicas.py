@@ -16,7 +16,7 @@ import pytest
 
 from duemq.errors import DuemqError
 from duemq.transport import channel, status
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_pb2
 from duemq_server.local_cluster.layout import bind_port
 from tests.crash.test_kill9_timers import BATCHES, ROUNDS, SEED
 from tests.crash.timer_cluster import CALL_TIMEOUT_S, Member, Sent, TimerCluster
@@ -63,7 +63,7 @@ class ReplicatedCluster(TimerCluster):
     async def _stats_of(self, member: Member) -> timer_pb2.TimerStats | None:
         try:
             async with channel.connect(member.address) as connection:
-                stub = timer_pb2_grpc.TimerStub(connection)
+                stub = stubs.TimerStub(connection)
                 call = stub.GetStats(timer_pb2.GetStatsRequest(), timeout=CALL_TIMEOUT_S)
                 return await status.answer(call)
         except DuemqError:

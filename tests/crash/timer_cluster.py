@@ -22,14 +22,11 @@ from duemq.errors import DuemqError
 from duemq.transport import channel, status
 from duemq.v1 import (
     admin_pb2,
-    admin_pb2_grpc,
     broker_pb2,
-    broker_pb2_grpc,
     message_pb2,
+    stubs,
     timer_inspector_pb2,
-    timer_inspector_pb2_grpc,
     timer_pb2,
-    timer_pb2_grpc,
 )
 from tests.service.running_broker import batch
 
@@ -146,7 +143,7 @@ class TimerCluster:
     async def _create_topic(self, broker: Member) -> None:
         config = admin_pb2.TopicConfig(name=TOPIC, queues=QUEUES)
         async with channel.connect(broker.address) as connection:
-            stub = admin_pb2_grpc.BrokerAdminStub(connection)
+            stub = stubs.BrokerAdminStub(connection)
             await status.answer(stub.CreateTopic(admin_pb2.CreateTopicRequest(topic=config)))
 
     # -- clients
@@ -183,7 +180,7 @@ class TimerCluster:
         while True:
             try:
                 async with channel.connect(broker.address) as connection:
-                    stub = broker_pb2_grpc.BrokerStub(connection)
+                    stub = stubs.BrokerStub(connection)
                     call = stub.Send(request, timeout=CALL_TIMEOUT_S)
                     answer = await status.answer(call)
                     return answer.results[0], answer.store_id
@@ -207,7 +204,7 @@ class TimerCluster:
         self.history.in_doubt.add(sent.body)
         try:
             async with channel.connect(self.timer.address) as connection:
-                stub = timer_pb2_grpc.TimerStub(connection)
+                stub = stubs.TimerStub(connection)
                 call = stub.Cancel(request, timeout=CALL_TIMEOUT_S)
                 [result] = (await status.answer(call)).results
         except DuemqError:
@@ -225,7 +222,7 @@ class TimerCluster:
     async def stats(self) -> timer_pb2.TimerStats | None:
         try:
             async with channel.connect(self.timer.address) as connection:
-                stub = timer_pb2_grpc.TimerStub(connection)
+                stub = stubs.TimerStub(connection)
                 call = stub.GetStats(timer_pb2.GetStatsRequest(), timeout=CALL_TIMEOUT_S)
                 return await status.answer(call)
         except DuemqError:
@@ -233,7 +230,7 @@ class TimerCluster:
 
     async def counts(self) -> list[timer_inspector_pb2.TopicTimers]:
         async with channel.connect(self.timer.address) as connection:
-            stub = timer_inspector_pb2_grpc.TimerInspectorStub(connection)
+            stub = stubs.TimerInspectorStub(connection)
             request = timer_inspector_pb2.CountTimersRequest()
             return list((await status.answer(stub.CountTimers(request))).topics)
 
@@ -278,7 +275,7 @@ class TimerCluster:
         wrong: list[str] = []
         for broker in self.brokers:
             async with channel.connect(broker.address) as connection:
-                stub = broker_pb2_grpc.BrokerStub(connection)
+                stub = stubs.BrokerStub(connection)
                 for queue_id in range(QUEUES):
                     async for each, store_ms in _read(stub, queue_id):
                         found[each.body] += 1

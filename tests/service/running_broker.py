@@ -12,13 +12,9 @@ import grpc.aio
 from duemq.protocol.record_bytes import text_hash
 from duemq.transport import channel, status
 from duemq.v1 import (
-    admin_pb2_grpc,
     broker_pb2,
-    broker_pb2_grpc,
-    group_admin_pb2_grpc,
-    group_pb2_grpc,
-    message_admin_pb2_grpc,
     message_pb2,
+    stubs,
 )
 from duemq_server.broker.process import Broker
 from duemq_server.broker.settings import Settings
@@ -33,11 +29,11 @@ class Client:
 
     def __init__(self, connection: grpc.aio.Channel) -> None:
         self.connection = connection
-        self.broker = broker_pb2_grpc.BrokerStub(connection)
-        self.admin = admin_pb2_grpc.BrokerAdminStub(connection)
-        self.groups = group_pb2_grpc.GroupCoordinatorStub(connection)
-        self.group_admin = group_admin_pb2_grpc.GroupAdminStub(connection)
-        self.message_admin = message_admin_pb2_grpc.MessageAdminStub(connection)
+        self.broker = stubs.BrokerStub(connection)
+        self.admin = stubs.BrokerAdminStub(connection)
+        self.groups = stubs.GroupCoordinatorStub(connection)
+        self.group_admin = stubs.GroupAdminStub(connection)
+        self.message_admin = stubs.MessageAdminStub(connection)
         self.raw_send: Any = connection.unary_unary("/duemq.v1.Broker/Send")
 
     async def send(self, *batches: broker_pb2.Batch) -> list[broker_pb2.BatchResult]:

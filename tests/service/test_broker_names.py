@@ -8,7 +8,7 @@ from duemq.aio import Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument
 from duemq.transport import channel, status
-from duemq.v1 import admin_pb2, nameserver_pb2_grpc
+from duemq.v1 import admin_pb2, stubs
 from duemq_server.broker import process as broker_process
 from duemq_server.serving.clock import now_ms
 from tests.service.running_broker import batch, running_broker, topic_name
@@ -74,7 +74,7 @@ async def test_a_restart_is_newer_though_the_clock_was_set_back(
     address = cluster.brokers["b1"].server.address
     await until(lambda: [one.report.address for one in cluster.registry.brokers] == [address])
     async with channel.connect(cluster.nameserver) as connection:
-        late = nameserver_pb2_grpc.NameserverStub(connection).Register(last_words)
+        late = stubs.NameserverStub(connection).Register(last_words)
         assert not (await status.answer(late)).accepted
     assert [one.report.address for one in cluster.registry.brokers] == [address]
 

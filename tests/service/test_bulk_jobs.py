@@ -14,8 +14,8 @@ from duemq.aio import Admin, Producer
 from duemq.errors import InvalidArgument, PartialAnswer, TopicNotFound, Unavailable
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import channel, status
+from duemq.v1.stubs import TimerStub
 from duemq.v1.timer_pb2 import ChangePendingRequest
-from duemq.v1.timer_pb2_grpc import TimerStub
 from duemq_cli.exits import Exit
 from duemq_server.timer_service.bulk_loop import BulkLoop
 from duemq_server.timer_service.scheduling.bulk.jobs import BulkJobs, Job, Which

@@ -20,7 +20,7 @@ import pytest
 
 from duemq.errors import DuemqError
 from duemq.transport import status
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 from duemq_server.timer_service.edge import broker_link
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_replicas import TimerGroup, TimerMember, bodies
@@ -38,10 +38,10 @@ class Network:
         self.lost: list[broker_pb2.ClaimTimerQueuesRequest] = []
         self.open = asyncio.Event()  # for those of one shard
         self.open.set()
-        monkeypatch.setattr(broker_link, "broker_pb2_grpc", SimpleNamespace(BrokerStub=self._stub))
+        monkeypatch.setattr(broker_link, "stubs", SimpleNamespace(BrokerStub=self._stub))
 
     def _stub(self, connection: Any) -> Any:
-        stub = broker_pb2_grpc.BrokerStub(connection)
+        stub = stubs.BrokerStub(connection)
         call = stub.ClaimTimerQueues
 
         async def claim(request: broker_pb2.ClaimTimerQueuesRequest, **how: Any) -> Any:

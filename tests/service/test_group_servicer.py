@@ -21,10 +21,9 @@ from duemq.transport import channel, status
 from duemq.v1 import (
     broker_pb2,
     group_admin_pb2,
-    group_admin_pb2_grpc,
     group_pb2,
-    group_pb2_grpc,
     message_pb2,
+    stubs,
 )
 from duemq_server.broker import slices
 from duemq_server.broker.edge.members import messages, sessions, telling
@@ -83,8 +82,8 @@ class Coordinator:
         self.cluster = cluster
         self._connections = connections
 
-    def stub(self, broker: str) -> group_pb2_grpc.GroupCoordinatorStub:
-        return group_pb2_grpc.GroupCoordinatorStub(self._connections[broker])
+    def stub(self, broker: str) -> stubs.GroupCoordinatorStub:
+        return stubs.GroupCoordinatorStub(self._connections[broker])
 
     @asynccontextmanager
     async def joined(self, broker: str):
@@ -369,7 +368,7 @@ async def test_a_broker_that_knows_no_nameserver_is_not_ready(tmp_path) -> None:
         running_broker(tmp_path) as (broker, _),
         channel.connect(broker.server.address) as connection,
     ):
-        member = Stream(group_pb2_grpc.GroupCoordinatorStub(connection).Join())
+        member = Stream(stubs.GroupCoordinatorStub(connection).Join())
         await member.hello(GROUP, "m1", "t")
         assert isinstance(await member.failure(), NotReady)
 
@@ -619,7 +618,7 @@ async def test_where_groups_must_be_made_first_joining_makes_none(tmp_path) -> N
         assert isinstance(error, GroupNotFound)
         assert (error.field, error.value) == ("group", GROUP)
         async with channel.connect(cluster.brokers["b0"].server.address) as connection:
-            admin = group_admin_pb2_grpc.GroupAdminStub(connection)
+            admin = stubs.GroupAdminStub(connection)
             config = group_admin_pb2.GroupConfig(group=GROUP)
             await admin.PutGroup(group_admin_pb2.PutGroupRequest(group=config))
         listed = await groups.ListGroups(group_pb2.ListGroupsRequest())
@@ -636,7 +635,7 @@ async def test_a_release_of_more_queues_than_there_are_ends_the_stream(
     """It is refused before anything is made of it."""
     owner = cluster.brokers[balance.coordinator("g", cluster.brokers)]
     async with channel.connect(owner.server.address) as connection:
-        stream = group_pb2_grpc.GroupCoordinatorStub(connection).Join()
+        stream = stubs.GroupCoordinatorStub(connection).Join()
         subscriptions = [group_pb2.Subscription(topic=topic)]
         hello = group_pb2.Hello(group="g", member_id="m", subscriptions=subscriptions)
         await stream.write(group_pb2.MemberEvent(hello=hello))

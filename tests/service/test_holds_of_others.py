@@ -16,7 +16,7 @@ from duemq.transport import status
 from duemq.v1 import (
     broker_pb2,
     schedule_pb2,
-    schedule_pb2_grpc,
+    stubs,
     timer_holds_pb2,
     timer_pb2,
 )
@@ -302,7 +302,7 @@ async def test_a_new_shard_takes_nothing_under_a_key_before_it_holds_what_others
         else:
             name = next(each for each in names if timer_keys.shard_of_schedule(each, 2) == 1)
             spec = schedule_pb2.ScheduleSpec(topic=TOPIC, every_ms=HOUR_MS)
-            stub = schedule_pb2_grpc.SchedulesStub(new.connection)
+            stub = stubs.SchedulesStub(new.connection)
 
             async def come() -> None:
                 request = schedule_pb2.PutScheduleRequest(name=name, spec=spec)

@@ -7,7 +7,7 @@ import pytest
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2 as pb
-from duemq.v1 import nameserver_pb2_grpc
+from duemq.v1 import stubs
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import GONE_MAX, Registry
 from duemq_server.nameserver.reports import BrokerReport, TopicQueues, Version
@@ -16,13 +16,13 @@ from duemq_server.serving.server import Server
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[nameserver_pb2_grpc.NameserverStub]:
+async def stub() -> AsyncIterator[stubs.NameserverStub]:
     server = Server(Settings(listen="127.0.0.1:0", drain_timeout=1.0))
     registry = Registry(ready_at_ms=0)
     server.add(SERVICE, NameserverServicer(registry, lambda: 0, 10, server.unsent), OVERRIDES)
     await server.start(announced=False)
     async with channel.connect(server.address) as connection:
-        yield nameserver_pb2_grpc.NameserverStub(connection)
+        yield stubs.NameserverStub(connection)
     await server.stop()
 
 
@@ -36,9 +36,7 @@ def test_the_names_of_those_who_left_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 128, "x" * (1 << 20), "a b", "\0", "../x"])
-async def test_an_illegal_name_is_refused_everywhere(
-    stub: nameserver_pb2_grpc.NameserverStub, name: str
-) -> None:
+async def test_an_illegal_name_is_refused_everywhere(stub: stubs.NameserverStub, name: str) -> None:
     for call in (
         stub.Register(pb.RegisterRequest(broker=pb.BrokerReport(name=name, address="a:1"))),
         stub.Deregister(pb.DeregisterRequest(broker=name)),
@@ -51,9 +49,7 @@ async def test_an_illegal_name_is_refused_everywhere(
 @pytest.mark.parametrize(
     "address", ["x" * 254 + ":1", "a:" + "9" * 5_000, "a", ":1", "a:0", "a\n:1"]
 )
-async def test_an_illegal_address_is_refused(
-    stub: nameserver_pb2_grpc.NameserverStub, address: str
-) -> None:
+async def test_an_illegal_address_is_refused(stub: stubs.NameserverStub, address: str) -> None:
     report = pb.BrokerReport(name="b", address=address)
     with pytest.raises(InvalidArgument) as refused:
         await status.answer(stub.Register(pb.RegisterRequest(broker=report)))
@@ -61,7 +57,7 @@ async def test_an_illegal_address_is_refused(
 
 
 async def test_a_broker_that_names_a_topic_twice_serves_it_once(
-    stub: nameserver_pb2_grpc.NameserverStub,
+    stub: stubs.NameserverStub,
 ) -> None:
     topics = [pb.TopicQueues(topic="t", queues=1, readable=True) for _ in range(2)]
     report = pb.BrokerReport(name="b", address="a:1", topics=topics)
@@ -72,7 +68,7 @@ async def test_a_broker_that_names_a_topic_twice_serves_it_once(
 
 @pytest.mark.parametrize("topic", ["a\nERROR forged", "\x1b[31m", "a b", "ä"])
 async def test_a_topic_that_no_broker_can_have_is_refused(
-    stub: nameserver_pb2_grpc.NameserverStub, topic: str
+    stub: stubs.NameserverStub, topic: str
 ) -> None:
     report = pb.BrokerReport(name="b", address="a:1", topics=[pb.TopicQueues(topic=topic)])
     with pytest.raises(InvalidArgument) as refused:

@@ -11,7 +11,7 @@ from duemq import errors
 from duemq.transport import channel, status
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import NameserverStub
 from duemq_server.nameserver import process
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import Registry

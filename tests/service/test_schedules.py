@@ -18,7 +18,7 @@ from duemq.errors import (
 )
 from duemq.protocol.timer_keys import shard_of_schedule
 from duemq.transport import channel, status
-from duemq.v1 import message_pb2, schedule_pb2, schedule_pb2_grpc
+from duemq.v1 import message_pb2, schedule_pb2, stubs
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import TOPIC, WAIT_S, delivered, running_shard
 
@@ -130,7 +130,7 @@ async def test_what_is_wrong_is_named(
     request = schedule_pb2.PutScheduleRequest(name=name, spec=schedule_pb2.ScheduleSpec(**given))
     async with running_shard(cluster, tmp_path) as shard:
         async with channel.connect(shard.service.server.advertised) as to:
-            stub = schedule_pb2_grpc.SchedulesStub(to)
+            stub = stubs.SchedulesStub(to)
             with pytest.raises(InvalidArgument) as raised:
                 await status.answer(stub.PutSchedule(request, timeout=WAIT_S))
         assert raised.value.field == field

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from duemq import errors
 from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, view_pb2
-from duemq.v1.broker_pb2_grpc import BrokerStub
+from duemq.v1.stubs import BrokerStub
 from duemq_server.serving import metrics
 from duemq_server.serving.methods import add_service
 from duemq_server.serving.server import Server

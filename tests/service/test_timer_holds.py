@@ -14,7 +14,7 @@ from duemq.descriptions import TimerState
 from duemq.errors import Corrupt, InvalidArgument, Overloaded, PartialAnswer
 from duemq.protocol.timer_keys import shard_of
 from duemq.transport import channel, status
-from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc
+from duemq.v1 import stubs, timer_holds_pb2
 from duemq_cli.exits import Exit
 from duemq_server.timer_service.scheduling.holding import changes
 from tests.service.cli.commands import rows, run
@@ -260,7 +260,7 @@ async def test_what_is_wrong_is_named(
     async with running_shard(cluster, tmp_path) as shard:
         await registered(shard)
         async with channel.connect(shard.service.server.address) as to:
-            stub = timer_holds_pb2_grpc.TimerHoldsStub(to)
+            stub = stubs.TimerHoldsStub(to)
             with pytest.raises(InvalidArgument) as raised:
                 await status.answer(stub.HoldTimers(request_))
         assert raised.value.field == field

@@ -14,8 +14,8 @@ from duemq.producing.handle import encode
 from duemq.settings import ClientSettings
 from duemq.transport import channel, status
 from duemq.v1.message_pb2 import TimerHandle
+from duemq.v1.stubs import TimerInspectorStub
 from duemq.v1.timer_inspector_pb2 import GetTimersRequest, ListTimersRequest
-from duemq.v1.timer_inspector_pb2_grpc import TimerInspectorStub
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until

@@ -21,8 +21,8 @@ from duemq.transport import status
 from duemq.v1 import (
     admin_pb2,
     broker_pb2,
+    stubs,
     timer_admin_pb2,
-    timer_admin_pb2_grpc,
     timer_pb2,
 )
 from duemq_cli.app import cli
@@ -118,8 +118,8 @@ async def test_of_two_that_start_at_once_one_gets_all(cluster: Cluster, tmp_path
         assert not granted(loser)
 
 
-async def owners(cluster: Cluster) -> tuple[timer_admin_pb2_grpc.TimerAdminStub, list]:
-    stub = timer_admin_pb2_grpc.TimerAdminStub(cluster.clients["b0"].connection)
+async def owners(cluster: Cluster) -> tuple[stubs.TimerAdminStub, list]:
+    stub = stubs.TimerAdminStub(cluster.clients["b0"].connection)
     answer = await stub.ListTimerOwners(timer_admin_pb2.ListTimerOwnersRequest())
     return stub, list(answer.queues)
 

@@ -14,10 +14,11 @@ import pytest
 
 from duemq.errors import FencedTimer
 from duemq.transport import channel
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 from duemq_server.replication.running.leading.roster import SNAPSHOT
 from duemq_server.replication.running.process import Replica
-from duemq_server.replication.running.v1 import replication_pb2, replication_pb2_grpc
+from duemq_server.replication.running.v1 import replication_pb2
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
 from duemq_server.storage.disk import RealDisk
@@ -169,7 +170,7 @@ async def snapshot_head(leader: Member, name: str) -> bytes:
         group=record.group, store_id=record.store_id, epoch=record.epoch, replica=name
     )
     async with channel.connect(leader.replica.server.advertised) as connection:
-        stub = replication_pb2_grpc.ReplicationStub(connection)
+        stub = ReplicationStub(connection)
         return b"".join([part.data async for part in stub.GetSnapshot(request)])[:8]
 
 
@@ -245,7 +246,7 @@ async def test_who_is_let_in_again_in_its_term_is_registered_again(
 
     async def registered() -> bool:
         async with grpc.aio.insecure_channel(cluster.nameserver) as channel:
-            stub = nameserver_pb2_grpc.NameserverStub(channel)
+            stub = stubs.NameserverStub(channel)
             found = await stub.GetCluster(nameserver_pb2.GetClusterRequest())
         return [each.name for each in found.timers] == ["t0"]
 

@@ -12,7 +12,7 @@ import pytest
 from duemq.aio import Admin
 from duemq.errors import ErrorCode
 from duemq.transport import channel, status
-from duemq.v1 import broker_pb2, message_pb2, timer_pb2, timer_pb2_grpc
+from duemq.v1 import broker_pb2, message_pb2, stubs, timer_pb2
 from duemq_server.storage.dirlock import DirLock
 from duemq_server.timer_service.edge import cancel_requests
 from duemq_server.timer_service.process import TimerService
@@ -32,7 +32,7 @@ class Shard:
     def __init__(self, service: TimerService, connection: Any) -> None:
         self.service = service
         self.connection = connection
-        self.stub = self._stub = timer_pb2_grpc.TimerStub(connection)
+        self.stub = self._stub = stubs.TimerStub(connection)
 
     async def cancel(self, *handles: message_pb2.TimerHandle) -> list[timer_pb2.CancelResult]:
         request = timer_pb2.CancelRequest(handles=handles)

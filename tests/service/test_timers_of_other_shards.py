@@ -17,8 +17,8 @@ from duemq.settings import ClientSettings
 from duemq.v1 import (
     broker_pb2,
     message_pb2,
+    stubs,
     timer_inspector_pb2,
-    timer_inspector_pb2_grpc,
     timer_pb2,
 )
 from duemq_server.timer_service.disk import place
@@ -61,7 +61,7 @@ async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Sh
     second = shards.running[1]
     new = await send_to(cluster, 1, b"new", HOUR_MS)
     await second.until(lambda stats: stats.pending == 1)
-    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(second.connection)
+    inspector = stubs.TimerInspectorStub(second.connection)
     asked = timer_inspector_pb2.GetTimersRequest(handles=[old, new, old])
     found = (await inspector.GetTimers(asked)).timers
     assert [each.record.body for each in found] == [b"old", b"new", b"old"]
@@ -143,7 +143,7 @@ async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
         return await locate(*request) if len(asked) % 2 == 0 else NOWHERE_ELSE
 
     monkeypatch.setattr(others, "locate", too_early)
-    inspector = timer_inspector_pb2_grpc.TimerInspectorStub(shards.running[0].connection)
+    inspector = stubs.TimerInspectorStub(shards.running[0].connection)
     get = timer_inspector_pb2.GetTimersRequest(handles=[theirs])
     assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"theirs"]
     [result] = await shards.running[0].cancel(theirs)

@@ -17,7 +17,7 @@ from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.routing import diagnosis
 from duemq.v1 import nameserver_pb2
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import NameserverStub
 from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import Registry

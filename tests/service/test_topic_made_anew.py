@@ -13,7 +13,7 @@ from duemq.errors import TopicReplaced
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import channel, status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2, nameserver_pb2
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import NameserverStub
 from duemq_analytics.options import Options
 from duemq_analytics.source import plan
 from duemq_analytics.source.client import QueueClient

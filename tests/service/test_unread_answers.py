@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from duemq.errors import Overloaded
 from duemq.transport import status
-from duemq.v1 import broker_pb2, broker_pb2_grpc, message_admin_pb2
+from duemq.v1 import broker_pb2, message_admin_pb2, stubs
 from duemq_server.broker.process import Broker
 from duemq_server.serving import server
 from duemq_server.serving.unsent import CONNECTION_PART, SMALL_BYTES
@@ -102,7 +102,7 @@ async def test_an_unread_stream_holds_little_and_is_cut_off(
     async with grpc.aio.insecure_channel(
         broker.server.address, options=NO_READ_AHEAD
     ) as connection:
-        stub = broker_pb2_grpc.BrokerStub(connection)
+        stub = stubs.BrokerStub(connection)
         calls = [stub.PullStream() for _ in range(20)]
         for call in calls:
             for number in (1, 2):

@@ -29,7 +29,7 @@ from duemq.settings import Tls
 from duemq.transport import status
 from duemq.transport.channels import Channels
 from duemq.transport.retrying import Backoff
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.storage.errors import StorageError
 from duemq_server.timer_service.edge.fire_stream import FireStream
@@ -83,7 +83,7 @@ class BrokerLink:
         self._look = asyncio.Event()
         self._channels = Channels(tls)
         self._channel: grpc.aio.Channel | None = None
-        self._stub: broker_pb2_grpc.BrokerStub
+        self._stub: stubs.BrokerStub
         self._fires: FireStream | None = None
         self._committed: dict[int, int] = {}
         self._tasks = [
@@ -141,11 +141,11 @@ class BrokerLink:
             await self._fires.stop()
         await self._channels.close()
 
-    def _broker_now(self) -> broker_pb2_grpc.BrokerStub:
+    def _broker_now(self) -> stubs.BrokerStub:
         """To be asked for before each call: certificates change."""
         found = self._channels.to(self.broker.address)
         if found is not self._channel:
-            self._channel, self._stub = found, broker_pb2_grpc.BrokerStub(found)
+            self._channel, self._stub = found, stubs.BrokerStub(found)
         return self._stub
 
     # -- claims -----------------------------------------------------------

@@ -13,7 +13,7 @@ from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.protocol.timer_keys import REQUEST_ID_BYTES, SCHEDULE_RECORDS_MAX
 from duemq.transport import status
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.others.other_shards import (
@@ -108,7 +108,7 @@ class CancelRequests:
             passed = timer_pb2.CancelRequest(
                 handles=[handles[at] for at in places], do_not_wait=request.do_not_wait
             )
-            return timer_pb2_grpc.TimerStub(to).Cancel(passed, timeout=timeout_s)
+            return stubs.TimerStub(to).Cancel(passed, timeout=timeout_s)
 
         told: dict[int, Outcome | timer_pb2.CancelResult] = {**elsewhere.missing}
         for each in await self._others.each(elsewhere, ask):

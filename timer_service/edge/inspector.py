@@ -15,7 +15,7 @@ from duemq.protocol import checks
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.protocol.limits import TIMERS_MAX
 from duemq.transport import status
-from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc
+from duemq.v1 import stubs, timer_inspector_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch, TimerHandle
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import told
@@ -138,7 +138,7 @@ class TimerInspectorServicer:
             to: grpc.aio.Channel, places: list[int]
         ) -> Awaitable[timer_inspector_pb2.GetTimersResponse]:
             passed = timer_inspector_pb2.GetTimersRequest(handles=[handles[at] for at in places])
-            stub = timer_inspector_pb2_grpc.TimerInspectorStub(to)
+            stub = stubs.TimerInspectorStub(to)
             return stub.GetTimers(passed, timeout=PASSED_ON_TIMEOUT_S)
 
         told: dict[int, timer_inspector_pb2.TimerInfo | None] = {

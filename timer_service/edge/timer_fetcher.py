@@ -17,7 +17,7 @@ from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Una
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 from duemq_server.serving import spans
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
@@ -51,7 +51,7 @@ class TimerFetcher:
         self,
         shard: Shard,
         broker: str,
-        stub: Callable[[], broker_pb2_grpc.BrokerStub],
+        stub: Callable[[], stubs.BrokerStub],
         source: SourceId,
         begin: int,
         on_fenced: Callable[[], None],

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from duemq.errors import DuemqError
 from duemq.settings import Tls
 from duemq.transport import channel, status
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Founding:
     async def _ask(self, address: str) -> str:
         try:
             async with channel.connect(address, self._tls) as connection:
-                stub = nameserver_pb2_grpc.NameserverStub(connection)
+                stub = stubs.NameserverStub(connection)
                 request = nameserver_pb2.GetClusterRequest()
                 cluster = await status.answer(stub.GetCluster(request, timeout=ASK_TIMEOUT_S))
         except DuemqError as error:

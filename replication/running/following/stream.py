@@ -19,7 +19,7 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.following.applying import Applying
 from duemq_server.replication.running.following.log_writing import LogWriting
-from duemq_server.replication.running.v1 import replication_pb2_grpc
+from duemq_server.replication.running.v1 import stubs
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 
@@ -60,7 +60,7 @@ class Following:
         """
         answers: asyncio.Task[None] | None = None
         async with channel.connect(address, tls) as connection:
-            call: Any = replication_pb2_grpc.ReplicationStub(connection).Follow()
+            call: Any = stubs.ReplicationStub(connection).Follow()
             try:
                 greeting = await self._greet(call)
                 if not isinstance(greeting, Welcome):

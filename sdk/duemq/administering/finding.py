@@ -21,7 +21,7 @@ from duemq.protocol import checks, message_ids
 from duemq.protocol.limits import FOUND_MAX
 from duemq.protocol.moments import Moment, epoch_ms
 from duemq.protocol.names import is_dead_letter, is_system
-from duemq.v1 import message_admin_pb2, message_admin_pb2_grpc
+from duemq.v1 import message_admin_pb2, stubs
 
 LOOKUP_TIMEOUT_S = 60.0
 """Of a look-up at all brokers; it may have to read whole logs."""
@@ -86,7 +86,7 @@ async def messages_at(
     while True:
         answer = await asker.at(
             broker,
-            message_admin_pb2_grpc.MessageAdminStub.ask("FindMessages", step),
+            stubs.MessageAdminStub.ask("FindMessages", step),
             max(0.001, min(asker.timeout_s, deadline - time.monotonic())),
         )
         for found in answer.messages:

@@ -11,7 +11,7 @@ from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
 from duemq.errors import DuemqError, InstanceNotFound, InvalidArgument, Unavailable
 from duemq.protocol.route import RouteCache
 from duemq.transport import status
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 
 # Of each nameserver.
 TIMEOUT_S = 2.0
@@ -77,7 +77,7 @@ class Forgetting(TimerShards):
         unknown: list[InstanceNotFound] = []
 
         async def ask(address: str) -> None:
-            stub = nameserver_pb2_grpc.NameserverStub(self._client.channel(address))
+            stub = stubs.NameserverStub(self._client.channel(address))
             try:
                 answers[address] = await status.answer(
                     stub.Forget(request, timeout=TIMEOUT_S), address

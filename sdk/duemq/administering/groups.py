@@ -36,7 +36,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.names import is_system
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.transport import retry_policies, status
-from duemq.v1 import group_admin_pb2, group_admin_pb2_grpc, group_pb2, group_pb2_grpc
+from duemq.v1 import group_admin_pb2, group_pb2, stubs
 
 # Groups whose lag is asked for side by side.
 LAGS_AT_ONCE = 16
@@ -56,7 +56,7 @@ class Groups(Asking):
         `partial` is the list, if a broker is away.
         """
         answers = await self._asker.each(
-            group_pb2_grpc.GroupCoordinatorStub.ask("ListGroups", group_pb2.ListGroupsRequest())
+            stubs.GroupCoordinatorStub.ask("ListGroups", group_pb2.ListGroupsRequest())
         )
         found: dict[str, GroupSummary] = {}
         for broker, answer in answers.by_broker.items():
@@ -99,7 +99,7 @@ class Groups(Asking):
     ) -> Answers[group_admin_pb2.GroupProgress]:
         request = group_admin_pb2.DescribeProgressRequest(group=name)
         return await self._asker.each(
-            group_admin_pb2_grpc.GroupAdminStub.ask("DescribeProgress", request),
+            stubs.GroupAdminStub.ask("DescribeProgress", request),
             (GroupNotFound,),
             timeout_s,
         )
@@ -116,7 +116,7 @@ class Groups(Asking):
         view_of = group_pb2.DescribeGroupRequest(group=name)
         views, progress = await asyncio.gather(
             self._asker.each(
-                group_pb2_grpc.GroupCoordinatorStub.ask("DescribeGroup", view_of),
+                stubs.GroupCoordinatorStub.ask("DescribeGroup", view_of),
                 (GroupNotFound,),
                 timeout_s,
             ),
@@ -148,7 +148,7 @@ class Groups(Asking):
         policy = policy_of(retries_max, retry_delays, exponential)
         request = group_admin_pb2.PutGroupRequest(group=retry_policies.config_of(name, policy))
         answers = await self._asker.each(
-            group_admin_pb2_grpc.GroupAdminStub.ask("PutGroup", request),
+            stubs.GroupAdminStub.ask("PutGroup", request),
             timeout_s=self._asker.timeout_s,
         )
         refuse_missing(answers.missing, _done(answers.by_broker, "have the settings"))
@@ -171,7 +171,7 @@ class Groups(Asking):
             )
         request = group_admin_pb2.DeleteGroupRequest(group=name)
         answers = await self._asker.each(
-            group_admin_pb2_grpc.GroupAdminStub.ask("DeleteGroup", request),
+            stubs.GroupAdminStub.ask("DeleteGroup", request),
             (GroupNotFound,),  # also when it was deleted and the answer was lost
             self._asker.timeout_s,
         )
@@ -216,7 +216,7 @@ class Groups(Asking):
             made.CopyFrom(request)
             made.dry_run = dry
             made.queue_ids.extend(wanted.get(broker, ()))
-            return group_admin_pb2_grpc.GroupAdminStub.ask("ResetOffsets", made)
+            return stubs.GroupAdminStub.ask("ResetOffsets", made)
 
         return await self._move(brokers, method, (TopicNotFound,), dry_run, topic, away)
 
@@ -259,7 +259,7 @@ class Groups(Asking):
             request = group_admin_pb2.CloneOffsetsRequest(
                 group=group, to_group=to_group, topic=topic or "", dry_run=dry
             )
-            return group_admin_pb2_grpc.GroupAdminStub.ask("CloneOffsets", request)
+            return stubs.GroupAdminStub.ask("CloneOffsets", request)
 
         # A broker may have no offset of the group, or nothing of the topic.
         return await self._move(

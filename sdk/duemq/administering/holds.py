@@ -10,9 +10,9 @@ from duemq.administering.timer_shards import AskingShards
 from duemq.descriptions import HeldTimers, ResumePolicy, TimerHold
 from duemq.protocol import checks, due, names, timer_keys
 from duemq.protocol.retry_policy import Delay
-from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc
+from duemq.v1 import stubs, timer_holds_pb2
 
-Stub = timer_holds_pb2_grpc.TimerHoldsStub
+Stub = stubs.TimerHoldsStub
 Answer = timer_holds_pb2.HoldTimersResponse | timer_holds_pb2.ResumeTimersResponse
 _POLICIES = {
     ResumePolicy.ALL: timer_holds_pb2.RESUME_ALL,

@@ -30,7 +30,7 @@ from duemq.protocol.limits import OFFSET_MAX, QUEUE_ID_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import TIMER_TOPIC, group_of, is_retry
 from duemq.settings import TIMEOUT_S
-from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
+from duemq.v1 import admin_pb2, message_admin_pb2, stubs
 
 LIMIT_MAX = 10_000
 # Of messages with one id: a producer that sends itself twice, not one that the SDK repeats.
@@ -177,11 +177,7 @@ class Messages(Asking):
             topic=message.stored_topic, queue_id=message.queue, offset=message.offset
         )
         answers = await self._asker.gather(
-            {
-                message.broker: message_admin_pb2_grpc.MessageAdminStub.ask(
-                    "DescribeDelivery", request
-                )
-            },
+            {message.broker: stubs.MessageAdminStub.ask("DescribeDelivery", request)},
             (OffsetOutOfRange, TopicNotFound),  # retention or a delete was faster
             self._asker.timeout_s,
         )
@@ -208,7 +204,7 @@ class Messages(Asking):
         `groups`: those that may have sent it back, None: any.
         """
         request = admin_pb2.ListTopicsRequest(system=True)
-        answers = await self._asker.each(admin_pb2_grpc.BrokerAdminStub.ask("ListTopics", request))
+        answers = await self._asker.each(stubs.BrokerAdminStub.ask("ListTopics", request))
         missing += answers.missing
         served: defaultdict[str, list[str]] = defaultdict(list)
         for broker, answer in answers.by_broker.items():

@@ -17,7 +17,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic
 from duemq.protocol.route import TimerShard
 from duemq.transport import retrying, status
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_pb2
 
 WAIT_S = 10.0  # for an answer of a shard, which answers every 2 s how far it is
 AWAY_S = 30.0  # that a shard may be, while its job waits: another replica takes over sooner
@@ -160,7 +160,7 @@ class PendingTimers(Timers):
 
         async def attempt(left_s: float) -> timer_pb2.ChangePendingResponse:
             address = self._address_of(shard)
-            stub = timer_pb2_grpc.TimerStub(self._client.channel(address))
+            stub = stubs.TimerStub(self._client.channel(address))
             call = stub.ChangePending(request, timeout=timeout_s)
             return await status.answer(call, address)
 

@@ -23,11 +23,9 @@ from duemq.protocol.route import Broker, TimerShard
 from duemq.transport import status
 from duemq.v1 import (
     admin_pb2,
-    admin_pb2_grpc,
     nameserver_pb2,
-    nameserver_pb2_grpc,
+    stubs,
     timer_pb2,
-    timer_pb2_grpc,
 )
 
 # To a server that may be dead, where the others' answers are worth showing without it.
@@ -78,7 +76,7 @@ class Probes(TimerShards):
         try:
             cluster = await self._probe(
                 address,
-                lambda to: nameserver_pb2_grpc.NameserverStub(to).GetCluster(
+                lambda to: stubs.NameserverStub(to).GetCluster(
                     nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S
                 ),
             )
@@ -90,7 +88,7 @@ class Probes(TimerShards):
         try:
             found = await self._probe(
                 broker.address,
-                lambda to: admin_pb2_grpc.BrokerAdminStub(to).DescribeBroker(
+                lambda to: stubs.BrokerAdminStub(to).DescribeBroker(
                     admin_pb2.DescribeBrokerRequest(), timeout=TIMEOUT_S
                 ),
             )
@@ -115,7 +113,7 @@ class Probes(TimerShards):
         try:
             found = await self._probe(
                 timer.address,
-                lambda to: timer_pb2_grpc.TimerStub(to).GetStats(
+                lambda to: stubs.TimerStub(to).GetStats(
                     timer_pb2.GetStatsRequest(), timeout=TIMEOUT_S
                 ),
             )

@@ -14,9 +14,9 @@ from duemq.protocol import checks, due, moments, timer_keys
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.protocol.route import TimerShard
-from duemq.v1 import message_pb2, schedule_pb2, schedule_pb2_grpc
+from duemq.v1 import message_pb2, schedule_pb2, stubs
 
-Stub = schedule_pb2_grpc.SchedulesStub
+Stub = stubs.SchedulesStub
 LISTED_AT_ONCE = 500
 NEXT_MAX = 1_000
 _OUTCOMES = {

@@ -24,7 +24,7 @@ from duemq.errors import (
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import shard_of_queue
 from duemq.transport import retrying, status
-from duemq.v1 import broker_pb2, timer_admin_pb2, timer_admin_pb2_grpc
+from duemq.v1 import broker_pb2, stubs, timer_admin_pb2
 
 # Of a release, which is not repeated: a second one would find no owner.
 TIMEOUT_S = 2.0
@@ -44,9 +44,7 @@ class TimerShards(Asking):
 
     async def _owners(self) -> tuple[list[TimerOwner], Sequence[MissingBroker]]:
         request = timer_admin_pb2.ListTimerOwnersRequest()
-        answers = await self._asker.each(
-            timer_admin_pb2_grpc.TimerAdminStub.ask("ListTimerOwners", request)
-        )
+        answers = await self._asker.each(stubs.TimerAdminStub.ask("ListTimerOwners", request))
         found = [
             _owner(broker, queue)
             for broker, answer in answers.by_broker.items()
@@ -78,7 +76,7 @@ class TimerShards(Asking):
     async def _release(self, owned: Iterable[TimerOwner]) -> None:
         for broker, service_id in sorted({(each.broker, each.id) for each in owned}):
             address = self._client.broker(broker).address
-            stub = timer_admin_pb2_grpc.TimerAdminStub(self._client.channel(address))
+            stub = stubs.TimerAdminStub(self._client.channel(address))
             request = timer_admin_pb2.ReleaseTimerQueuesRequest(id=service_id)
             await status.answer(stub.ReleaseTimerQueues(request, timeout=TIMEOUT_S), address)
 

@@ -20,10 +20,10 @@ from duemq.protocol.names import check_topic
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import check_timer_key
 from duemq.transport import retrying, status
-from duemq.v1 import timer_inspector_pb2, timer_inspector_pb2_grpc
+from duemq.v1 import stubs, timer_inspector_pb2
 from duemq.v1.message_pb2 import TimerHandle
 
-Stub = timer_inspector_pb2_grpc.TimerInspectorStub
+Stub = stubs.TimerInspectorStub
 PAGE = 500  # timers asked for at once
 _STATES = {
     timer_inspector_pb2.TIMER_PENDING: TimerState.PENDING,

@@ -21,7 +21,7 @@ from duemq.errors import (
 from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.route import Broker
-from duemq.v1 import admin_pb2, admin_pb2_grpc
+from duemq.v1 import admin_pb2, stubs
 
 
 class Topics(Asking):
@@ -51,7 +51,7 @@ class Topics(Asking):
         request = admin_pb2.CreateTopicRequest(topic=config)
         made, away = await self._done(
             names,
-            admin_pb2_grpc.BrokerAdminStub.ask("CreateTopic", request),
+            stubs.BrokerAdminStub.ask("CreateTopic", request),
             TopicExists,
         )
         refuse_missing(list(away.values()), _again("create", made))
@@ -114,7 +114,7 @@ class Topics(Asking):
         request = admin_pb2.DeleteTopicRequest(name=name)
         deleted, away = await self._done(
             [broker.name for broker in self._asker.brokers()],
-            admin_pb2_grpc.BrokerAdminStub.ask("DeleteTopic", request),
+            stubs.BrokerAdminStub.ask("DeleteTopic", request),
             TopicNotFound,
         )
         away |= {each.name: each for each in self._client.missing}
@@ -164,7 +164,7 @@ class Topics(Asking):
     @staticmethod
     def _purging(name: str, cuts: list[admin_pb2.QueueCut]) -> Method[admin_pb2.TopicDescription]:
         request = admin_pb2.PurgeTopicRequest(name=name, cuts=cuts)
-        return admin_pb2_grpc.BrokerAdminStub.ask("PurgeTopic", request)
+        return stubs.BrokerAdminStub.ask("PurgeTopic", request)
 
     async def topics(self, *, system: bool = False) -> list[TopicSummary]:
         """All topics, sorted by name.  `system`: with those of DueMQ itself.
@@ -179,7 +179,7 @@ class Topics(Asking):
         self, *, system: bool
     ) -> tuple[list[TopicSummary], tuple[MissingBroker, ...]]:
         request = admin_pb2.ListTopicsRequest(system=system)
-        answers = await self._asker.each(admin_pb2_grpc.BrokerAdminStub.ask("ListTopics", request))
+        answers = await self._asker.each(stubs.BrokerAdminStub.ask("ListTopics", request))
         found: defaultdict[str, dict[str, admin_pb2.TopicConfig]] = defaultdict(dict)
         for broker, answer in answers.by_broker.items():
             for config in answer.topics:
@@ -203,7 +203,7 @@ class Topics(Asking):
         """
         request = admin_pb2.DescribeTopicRequest(name=name)
         asked = await self._asker.each(
-            admin_pb2_grpc.BrokerAdminStub.ask("DescribeTopic", request),
+            stubs.BrokerAdminStub.ask("DescribeTopic", request),
             (TopicNotFound,),
         )
         answers = asked.by_broker

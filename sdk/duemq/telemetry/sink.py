@@ -27,9 +27,7 @@ from duemq.v1 import (
     broker_pb2,
     nameserver_pb2,
 )
-from duemq.v1.admin_pb2_grpc import BrokerAdminStub
-from duemq.v1.broker_pb2_grpc import BrokerStub
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import BrokerAdminStub, BrokerStub, NameserverStub
 
 CALL_TIMEOUT_S = 3.0
 """Of one attempt."""

@@ -19,7 +19,7 @@ from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import Addresses, nameservers_of
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 
 T = TypeVar("T")
 Pick = Callable[[grpc.Channel], Callable[..., T]]
@@ -81,7 +81,7 @@ class BlockingClient(Closing):
     def pull(self, address: str, request: broker_pb2.PullRequest) -> broker_pb2.QueueRecords | None:
         """What a broker has of the request's one queue; None: nothing now.  Raises DuemqErrors."""
         answer: broker_pb2.PullResponse = self.call(
-            address, lambda to: broker_pb2_grpc.BrokerStub(to).Pull, request
+            address, lambda to: stubs.BrokerStub(to).Pull, request
         )
         for queue in answer.queues:
             if queue.HasField("error"):

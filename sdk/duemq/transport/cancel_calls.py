@@ -19,7 +19,7 @@ import grpc.aio
 
 from duemq.errors import Internal, Timeout
 from duemq.transport import status
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
 
 GATHER_S = 0.005  # the longest wait for an earlier request
@@ -139,7 +139,7 @@ async def call(
     channel: grpc.aio.Channel, address: str, request: timer_pb2.CancelRequest, left_s: float
 ) -> Results:
     """One request; a result for each of its handles."""
-    stub = timer_pb2_grpc.TimerStub(channel)
+    stub = stubs.TimerStub(channel)
     answer = await status.answer(stub.Cancel(request, timeout=left_s), address)
     given, asked = len(answer.results), len(request.handles)
     if given != asked:

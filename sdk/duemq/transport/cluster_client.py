@@ -30,7 +30,7 @@ from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.channels import Channels
 from duemq.transport.routing.diagnosis import Finding, diagnose
 from duemq.transport.routing.route_watcher import RouteWatcher
-from duemq.v1 import admin_pb2, admin_pb2_grpc
+from duemq.v1 import admin_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -374,7 +374,7 @@ class Client:
         async def at(broker: Broker) -> str:
             await self.call(
                 lambda: self.broker(broker.name).address,
-                admin_pb2_grpc.BrokerAdminStub.ask("CreateTopic", request),
+                stubs.BrokerAdminStub.ask("CreateTopic", request),
                 deadline - time.monotonic(),
             )
             return broker.name

@@ -1,5 +1,6 @@
 """Generated from protos/, but for this file: the wire contract, package duemq.v1."""
 
+from importlib import import_module
 from typing import Any
 
 from google.protobuf import descriptor_pool
@@ -22,22 +23,25 @@ class Stub:
     """A service as its clients call it: `stub.Method(request, timeout=…)`, or a stream's method.
 
     Each method is made of its descriptor when it is first asked for: most stubs are for one call.
+    So a stub loads no messages before it is used.
     """
 
-    service: Any
-    """Its descriptor."""
+    service: tuple[str, str]
+    """The module of its messages, and its name there."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
-        method = self.service.methods_by_name.get(name)
+        module, service_name = self.service
+        service = import_module(module).DESCRIPTOR.services_by_name[service_name]
+        method = service.methods_by_name.get(name)
         if method is None:
             raise AttributeError(name)
         streams = method.client_streaming, method.server_streaming
         kind = "_".join("stream" if each else "unary" for each in streams)
         made = getattr(self._channel, kind)(
-            f"/{self.service.full_name}/{name}",
+            f"/{service.full_name}/{name}",
             request_serializer=GetMessageClass(method.input_type).SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,
             _registered_method=True,

@@ -5,7 +5,7 @@ import pytest
 from duemq import errors
 from duemq.aio import Admin
 from duemq.v1 import nameserver_pb2 as pb
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import NameserverStub
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.cut_link import link_to

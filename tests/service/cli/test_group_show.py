@@ -11,7 +11,7 @@ from duemq.aio import PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.protocol import balance
 from duemq.transport import channel
-from duemq.v1 import group_pb2, group_pb2_grpc
+from duemq.v1 import group_pb2, stubs
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import running_cluster, until
 
@@ -26,7 +26,7 @@ async def test_who_waits_for_members_of_before_is_told(
         await cluster.create_topic(TOPIC, queues=2)
         coordinator = balance.coordinator(GROUP, ["b0", "b1"]) or ""
         connection = channel.connect(cluster.brokers[coordinator].server.address)
-        call = group_pb2_grpc.GroupCoordinatorStub(connection).Join()
+        call = stubs.GroupCoordinatorStub(connection).Join()
         hello = group_pb2.Hello(
             group=GROUP,
             member_id="came-back",
@@ -48,7 +48,7 @@ async def test_who_waits_for_members_of_before_is_told(
                 [group, *_] = rows(await run(cluster.nameserver, "group", "show", GROUP, "--json"))
                 assert group["waits_until_ms"] > 0
                 # The last of them says goodbye: nobody is awaited.
-                away = group_pb2_grpc.GroupCoordinatorStub(connection).Join()
+                away = stubs.GroupCoordinatorStub(connection).Join()
                 hello.member_id = "still-away"
                 await away.write(group_pb2.MemberEvent(hello=hello))
                 await away.write(group_pb2.MemberEvent(leave=group_pb2.Leave()))

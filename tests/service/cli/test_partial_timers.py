@@ -10,7 +10,7 @@ import pytest
 from duemq.administering.timer_shards import AskingShards
 from duemq.aio import Admin
 from duemq.errors import PartialAnswer
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import AWAY_S, WAIT_S, Cluster, running_cluster, until
@@ -31,7 +31,7 @@ async def register(cluster: Cluster, name: str, address: str, shard: int, shards
         version=nameserver_pb2.Version(epoch=1, counter=1), timer=report
     )
     async with grpc.aio.insecure_channel(cluster.nameserver) as to:
-        answer = await nameserver_pb2_grpc.NameserverStub(to).Register(request)
+        answer = await stubs.NameserverStub(to).Register(request)
     assert answer.accepted
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from duemq import errors
 from duemq.transport import channel
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
 from duemq_server.nameserver.settings import Settings
@@ -112,9 +112,9 @@ class Group:
         request = nameserver_pb2.DeregisterRequest(version=version, broker="g")
         await self._call(lambda to: to.Deregister(request))
 
-    async def _call(self, call: Callable[[nameserver_pb2_grpc.NameserverStub], Any]) -> None:
+    async def _call(self, call: Callable[[stubs.NameserverStub], Any]) -> None:
         async with channel.connect(self.nameserver) as connection:
-            await call(nameserver_pb2_grpc.NameserverStub(connection))
+            await call(stubs.NameserverStub(connection))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def register(nameservers: str, name: str, address: str) -> None:
         request.timer.name, request.timer.address, request.timer.shards = name, address, 1
     for nameserver in nameservers.split(","):
         with grpc.insecure_channel(nameserver) as channel:
-            nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=60)
+            stubs.NameserverStub(channel).Register(request, timeout=60)
 
 
 main()

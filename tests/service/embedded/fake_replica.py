@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 
 from duemq.v1 import nameserver_pb2 as pb
-from duemq.v1 import nameserver_pb2_grpc
+from duemq.v1 import stubs
 from duemq_server.replication.running.v1 import replication_pb2
 
 PERIOD_S = 0.02
@@ -112,7 +112,7 @@ class Replica:
         getattr(request, kind).CopyFrom(report)
         for nameserver in self.settings.nameservers.split(","):
             with grpc.insecure_channel(nameserver) as channel:
-                nameserver_pb2_grpc.NameserverStub(channel).Register(request, timeout=60)
+                stubs.NameserverStub(channel).Register(request, timeout=60)
 
 
 def main() -> None:

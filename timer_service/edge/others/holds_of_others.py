@@ -15,7 +15,7 @@ from functools import partial
 from duemq.errors import DuemqError, Unavailable
 from duemq.protocol.route import TimerShard
 from duemq.transport import status
-from duemq.v1 import timer_holds_pb2, timer_holds_pb2_grpc, timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_holds_pb2, timer_pb2
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.bulk_requests import which_of
 from duemq_server.timer_service.edge.others.other_shards import TIMEOUT_S, OtherShards
@@ -145,10 +145,10 @@ class HoldsOfOthers:
         to, address = self._others.channel(shard), shard.address
         try:
             if only_old:
-                stats = timer_pb2_grpc.TimerStub(to).GetStats(_ASK_STATS, timeout=TIMEOUT_S)
+                stats = stubs.TimerStub(to).GetStats(_ASK_STATS, timeout=TIMEOUT_S)
                 if not (await status.answer(stats, address)).accepted:
                     return None
-            stub = timer_holds_pb2_grpc.TimerHoldsStub(to)
+            stub = stubs.TimerHoldsStub(to)
             request = timer_holds_pb2.ListTimerHoldsRequest(jobs=True)
             call = stub.ListTimerHolds(request, timeout=TIMEOUT_S)
             answer = await status.answer(call, address)

@@ -20,7 +20,7 @@ from duemq.protocol.route import RouteCache, TimerShard
 from duemq.settings import Tls
 from duemq.transport import status
 from duemq.transport.channels import Channels
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_pb2
 from duemq.v1.broker_pb2 import TimerService
 from duemq.v1.message_pb2 import TimerHandle
 from duemq_server.timer_service.disk.place import Place
@@ -161,7 +161,7 @@ class OtherShards:
     async def _ask(
         self, shard: TimerShard, request: timer_pb2.LocateTimersRequest, timeout_s: float
     ) -> Sequence[bool] | DuemqError:
-        stub = timer_pb2_grpc.TimerStub(self.channel(shard))
+        stub = stubs.TimerStub(self.channel(shard))
         try:
             call = stub.LocateTimers(request, timeout=timeout_s)
             answer = await status.answer(call, shard.address)

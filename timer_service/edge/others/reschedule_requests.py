@@ -16,7 +16,7 @@ from duemq.errors import DuemqError, Unavailable
 from duemq.protocol import checks
 from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
 from duemq.transport import status
-from duemq.v1 import timer_pb2, timer_pb2_grpc
+from duemq.v1 import stubs, timer_pb2
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
 from duemq_server.timer_service.edge.others.other_shards import (
@@ -130,7 +130,7 @@ class RescheduleRequests:
                 due_ms=() if request.fire_now else [dues[at] for at in its],
                 fire_now=request.fire_now,
             )
-            return timer_pb2_grpc.TimerStub(to).Reschedule(passed, timeout=timeout_s)
+            return stubs.TimerStub(to).Reschedule(passed, timeout=timeout_s)
 
         found: dict[int, timer_pb2.RescheduleResult] = {}
         for each in await self._others.each(theirs, ask):

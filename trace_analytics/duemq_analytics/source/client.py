@@ -31,8 +31,7 @@ from duemq.transport.cluster_client import story_of
 from duemq.transport.routing.route_views import Views
 from duemq.transport.routing.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, nameserver_pb2
-from duemq.v1.admin_pb2_grpc import BrokerAdminStub
-from duemq.v1.nameserver_pb2_grpc import NameserverStub
+from duemq.v1.stubs import BrokerAdminStub, NameserverStub
 from duemq_analytics.options import Options
 from duemq_analytics.source.plan import QueueBounds, QueueRange, first_since, require_whole
 

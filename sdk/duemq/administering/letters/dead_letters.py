@@ -42,7 +42,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic, dead_letter_topic
 from duemq.sent import Receipt
 from duemq.settings import ProducerSettings
-from duemq.v1 import admin_pb2, admin_pb2_grpc, message_admin_pb2, message_admin_pb2_grpc
+from duemq.v1 import admin_pb2, message_admin_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class DeadLetters(Topics, Groups):
         """Broker → queue → offset past its last dead letter; and who does not answer."""
         request = admin_pb2.DescribeTopicRequest(name=dead_letter_topic(group))
         answers = await self._asker.each(
-            admin_pb2_grpc.BrokerAdminStub.ask("DescribeTopic", request),
+            stubs.BrokerAdminStub.ask("DescribeTopic", request),
             (TopicNotFound,),
         )
         if not answers.by_broker and not answers.missing:
@@ -305,7 +305,7 @@ class DeadLetters(Topics, Groups):
         group: str, queue: int, offsets: list[int]
     ) -> Method[message_admin_pb2.MarkResentResponse]:
         request = message_admin_pb2.MarkResentRequest(group=group, queue_id=queue, offsets=offsets)
-        return message_admin_pb2_grpc.MessageAdminStub.ask("MarkResent", request)
+        return stubs.MessageAdminStub.ask("MarkResent", request)
 
     async def _submit(
         self,

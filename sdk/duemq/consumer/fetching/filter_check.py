@@ -10,7 +10,7 @@ from duemq.consumer.fetching.subscription import Filter
 from duemq.errors import Unavailable
 from duemq.transport import status
 from duemq.transport.cluster_client import Client
-from duemq.v1 import broker_pb2, broker_pb2_grpc
+from duemq.v1 import broker_pb2, stubs
 
 REQUEST_TIMEOUT_S = 5.0
 NOWHERE = -1  # an offset that no queue has: nothing is read
@@ -32,7 +32,7 @@ async def check_filters(client: Client, group: str, filters: Mapping[str, Filter
     ]
     request = broker_pb2.PullRequest(group=group, queues=queues)
     for broker in client.routes.brokers:
-        stub = broker_pb2_grpc.BrokerStub(client.channel(broker.address))
+        stub = stubs.BrokerStub(client.channel(broker.address))
         try:
             await status.answer(stub.Pull(request, timeout=REQUEST_TIMEOUT_S), broker.address)
         except Unavailable:

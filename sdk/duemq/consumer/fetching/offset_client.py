@@ -13,7 +13,7 @@ from duemq.protocol.balance import MessageQueue
 from duemq.protocol.limits import OFFSET_QUEUES_MAX
 from duemq.transport import status
 from duemq.transport.cluster_client import Client
-from duemq.v1 import broker_pb2, broker_pb2_grpc, group_admin_pb2, group_admin_pb2_grpc
+from duemq.v1 import broker_pb2, group_admin_pb2, stubs
 
 REQUEST_TIMEOUT_S = 5.0
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
@@ -226,7 +226,7 @@ class OffsetClient:
             group=self._group, topic=topic, at_ms=start_ms, dry_run=True
         )
         address = self._client.broker(broker).address
-        stub = group_admin_pb2_grpc.GroupAdminStub(self._client.channel(address))
+        stub = stubs.GroupAdminStub(self._client.channel(address))
         answer = await status.answer(stub.ResetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
         for change in answer.changes:
             if change.HasField("error"):
@@ -236,6 +236,6 @@ class OffsetClient:
             for change in answer.changes
         }
 
-    def _stub(self, broker: str) -> tuple[broker_pb2_grpc.BrokerStub, str]:
+    def _stub(self, broker: str) -> tuple[stubs.BrokerStub, str]:
         address = self._client.broker(broker).address
-        return broker_pb2_grpc.BrokerStub(self._client.channel(address)), address
+        return stubs.BrokerStub(self._client.channel(address)), address

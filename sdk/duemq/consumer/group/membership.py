@@ -34,7 +34,7 @@ from duemq.protocol.balance import MessageQueue
 from duemq.transport import status, streams
 from duemq.transport.cluster_client import Client
 from duemq.transport.retrying import Backoff
-from duemq.v1 import broker_pb2, group_pb2, group_pb2_grpc, message_pb2
+from duemq.v1 import broker_pb2, group_pb2, message_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Membership:
 
     def _join(self, name: str) -> Stream:
         channel = self._client.channel(self._client.broker(name).address)
-        stream: Stream = group_pb2_grpc.GroupCoordinatorStub(channel).Join()
+        stream: Stream = stubs.GroupCoordinatorStub(channel).Join()
         return stream
 
     async def _session(self) -> None:

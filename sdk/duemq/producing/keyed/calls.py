@@ -17,7 +17,7 @@ from duemq.producing.keyed.lanes import C, Call, Lanes
 from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
-from duemq.v1 import timer_pb2_grpc
+from duemq.v1 import stubs
 
 
 class TimerCalls:
@@ -86,7 +86,7 @@ class TimerCalls:
             async def attempt(left_s: float) -> None:
                 nonlocal asked
                 shard = self.client.timer_shard(call.shard)
-                stub = timer_pb2_grpc.TimerStub(self.client.channel(shard.address))
+                stub = stubs.TimerStub(self.client.channel(shard.address))
                 asked = True
                 sent = getattr(stub, call.method)(request, timeout=left_s)
                 call.answered(shard.name, await status.answer(sent, shard.address))

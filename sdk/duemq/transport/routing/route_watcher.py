@@ -27,7 +27,7 @@ from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.transport.routing.route_views import Views
-from duemq.v1 import nameserver_pb2, nameserver_pb2_grpc
+from duemq.v1 import nameserver_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class RouteWatcher:
         seen = False
         try:
             async with channel.connect_to_nameserver(address, self._tls) as connection:
-                stub = nameserver_pb2_grpc.NameserverStub(connection)
+                stub = stubs.NameserverStub(connection)
                 stream = stub.WatchRoutes(self._request)
                 while True:
                     timeout_s = None if seen else FIRST_UPDATE_TIMEOUT_S
