@@ -19,6 +19,7 @@ lies, so that of a retried message is one of %RETRY%<group>.  `member` names a p
       unsaved      member, queue, at            a commit was refused or not answered
       fenced       member, at                   somebody told the member that it was overtaken
       returned     member, queue, offset, dead_letter, duplicate, sent_at, at   a send-back's answer
+      kept         member, queue, offset, at            a send-back was refused or not answered
       started      member, id, queue, offset, attempt, worker, looked_at, at     the callback begins
       ended        member, id, queue, offset, ok, at                        … and ends
       closed       member, at                   a clean leave, all saved
@@ -40,8 +41,9 @@ What `judge` proves, each a list of faults when it does not hold:
                        documented window (below)
     retried_twice      a send-back is stored once, as the deliveries of a message count on
     wrong_retries      a message that fails n times comes n times more, or is dead-lettered when the
-                       policy's retries are used up (not judged if it ran into the timeout or failed
-                       with others of its batch)
+                       policy's retries are used up; in place only after its broker kept it from
+                       going back (not judged if it ran into the timeout or failed with others of
+                       its batch)
     out_of_order       (ordered) a message starts after all earlier ones of its key are finished
     overlapping        (ordered) one message of a key at a time in a holding; a worker looks at its
                        lease before each callback, and not after a newer holding has the queue
@@ -189,6 +191,11 @@ class _Judge:
         for event in self._events["returned"]:
             place = _place(event)
             self._returned[place] = min(self._returned.get(place, FOREVER), event["at"])
+        # By place: when the first send-back failed.
+        self._kept: dict[Place, int] = {}
+        for event in self._events["kept"]:
+            place = _place(event)
+            self._kept[place] = min(self._kept.get(place, FOREVER), event["at"])
 
     def verdict(self) -> Verdict:
         self._check_log()
@@ -421,8 +428,11 @@ class _Judge:
             if event.get("source"):
                 copies[event["id"]].append(event)
         first = {e["id"] for e in self._events["stored"] if not e.get("source")}
+        in_place: Counter[str] = Counter()
+        for place, event in self._stored.items():
+            in_place[event["id"]] += self._called_again(place, event["attempt"])
         for id in sorted((first & self._sent.keys()) - unplanned):
-            self._check_copies(id, self._sent[id]["failures"], copies[id])
+            self._check_copies(id, self._sent[id]["failures"], copies[id], in_place[id])
 
     def _failed_beyond_its_plan(self, run: Run) -> bool:
         """By its timeout, or together with others of its batch."""
@@ -434,14 +444,24 @@ class _Judge:
         limited = not self._rules.ordered
         return limited and run.end - run.start >= self._rules.timeout_s * 1e9
 
-    def _check_copies(self, id: str, failures: int, copies: list[Event]) -> None:
+    def _called_again(self, place: Place, attempt: int) -> int:
+        """How many of its retries a message had in place, as the broker did not take it back."""
+        if children := self._children[place]:
+            last = min(child["attempt"] for child in children) - 1
+        else:
+            last = min((run.attempt for run in self._runs_at[place] if run.ok), default=attempt)
+        kept_at = self._kept.get(place, FOREVER)
+        tries = {run.attempt for run in self._runs_at[place] if run.start > kept_at}
+        return sum(attempt < each <= min(last, self._rules.retries_max) for each in tries)
+
+    def _check_copies(self, id: str, failures: int, copies: list[Event], in_place: int) -> None:
+        found_dead = sum(copy["queue"][0].startswith(DEAD_PREFIX) for copy in copies)
+        found = len(copies) - found_dead
         if self._rules.ordered:  # in place, until the dead letter
             retries, dead = 0, int(failures >= self._rules.in_order_max)
         else:
-            retries = min(failures, self._rules.retries_max)
+            retries = min(failures, self._rules.retries_max) - in_place
             dead = int(failures > self._rules.retries_max)
-        found_dead = sum(copy["queue"][0].startswith(DEAD_PREFIX) for copy in copies)
-        found = len(copies) - found_dead
         if (found, found_dead) != (retries, dead):
             wanted = f"{retries} retries and {dead} dead letters"
             self._fault("wrong_retries", f"{id}: {found} and {found_dead}, not {wanted}")

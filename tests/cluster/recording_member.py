@@ -101,6 +101,9 @@ class Wire:
             except BaseException:  # a cancelled call may have arrived, too
                 for commit in getattr(request, "commits", ()):
                     self._recorder.now("unsaved", queue=[commit.topic, broker, commit.queue_id])
+                if isinstance(request, broker_pb2.SendBackRequest):
+                    for message in request.messages:
+                        self._kept(message, broker)
                 raise
             note(request, answer, broker, {"sent_at": sent_at, "at": time.monotonic_ns()})
             return answer
@@ -159,6 +162,7 @@ class Wire:
         for message, result in zip(request.messages, answer.results, strict=True):
             if result.HasField("error"):
                 self._refused(result.error)
+                self._kept(message, broker)
                 continue
             self._recorder.add(
                 "returned",
@@ -168,6 +172,10 @@ class Wire:
                 duplicate=result.duplicate,
                 **times,
             )
+
+    def _kept(self, message: broker_pb2.FailedMessage, broker: str) -> None:
+        queue = [message.topic, broker, message.queue_id]
+        self._recorder.now("kept", queue=queue, offset=message.offset)
 
     def _refused(self, error: error_pb2.Error) -> None:
         if error.code == error_pb2.FENCED_MEMBER:

@@ -188,7 +188,7 @@ def consume(
             sender.join()
             assert disturber.error is None, disturber.error
             cluster.wait_ready()
-            until(lambda: quiet(cluster, topic, sender), DRAIN_S)
+            until(lambda: quiet(cluster, topic), DRAIN_S)
             for name in members.names:
                 members.leave(name)
         books = Books(cluster, topic)
@@ -207,7 +207,6 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name="sender")
         self.stop = threading.Event()
-        self.failures: dict[str, int] = {}
         self._nameserver = nameserver
         self._topic = topic
         self._journal = journal
@@ -234,29 +233,26 @@ class Sender(threading.Thread):
         id = f"{key}-{number}"
         weights = self._load.failures
         (failures,) = self._random.choices(list(weights), list(weights.values()))
-        self.failures[id] = failures
         self._journal.add("sent", id=id, key=key, failures=failures)
         takes_s = SLOW_S if self._random.randrange(10_000) < self._load.slow else 0.0
         body = json.dumps({"id": id, "failures": failures, "takes_s": takes_s}).encode()
         return id, producer.submit(self._topic, body, ordering_key=key)
 
 
-def quiet(cluster: EmbeddedCluster, topic: str, sender: Sender) -> bool:
+def quiet(cluster: EmbeddedCluster, topic: str) -> bool:
     """Whether all is done, and no retry is with the timer service or on its way there."""
-    return (
-        Books(cluster, topic).balanced(sender)
-        and no_timer_pending(cluster)
-        and Books(cluster, topic).balanced(sender)  # what had come out meanwhile, too
-    )
+    delayed = all_fired(cluster)
+    return delayed >= 0 and Books(cluster, topic).balanced() and all_fired(cluster) == delayed
 
 
-def no_timer_pending(cluster: EmbeddedCluster) -> bool:
-    """Whether every delayed message of the cluster was taken over by its shard, and stored."""
+def all_fired(cluster: EmbeddedCluster) -> int:
+    """How many messages were delayed; -1 unless their shards took all over and stored them."""
     with Admin(cluster.nameserver) as admin:
         sent = admin.describe_topic("%TIMER%").messages
         stats = admin.timer_stats()
     taken = sum(each.accepted for each in stats)
-    return taken == sent and not any(each.pending or each.in_flight for each in stats)
+    idle = taken == sent and not any(each.pending or each.in_flight for each in stats)
+    return sent if idle else -1
 
 
 class Books:
@@ -268,21 +264,9 @@ class Books:
         self._logs = {name: _log(cluster.nameserver, name) for name in names}
         self._offsets = _offsets(cluster, topic)
 
-    def balanced(self, sender: Sender) -> bool:
-        """Whether nothing is left to do, in a queue or on its way back to one."""
-        if any(event["offset"] != event["end"] for event in self._progress()):
-            return False
-        retried = {
-            e["id"] for name in self._logs if name != self._topic for e in self._stored(name)
-        }
-        settled = {e["id"] for e in self._stored(f"%DLQ%{self._topic}")}
-        lasting = {e["id"] for e in self._stored(self._topic) if sender.failures[e["id"]]}
-        return self._all_tried(sender, settled, retried & lasting)
-
-    def _all_tried(self, sender: Sender, dead: set[str], retried: set[str]) -> bool:
-        """No retry is under way: the last attempt of each succeeded or is a dead letter."""
-        tries = {e["id"]: e["attempt"] for e in self._stored(f"%RETRY%{self._topic}")}
-        return all(id in dead or tries.get(id, 0) >= sender.failures[id] for id in retried)
+    def balanced(self) -> bool:
+        """Whether the group is at the end of each queue."""
+        return all(event["offset"] == event["end"] for event in self._progress())
 
     def enter(self, journal: Journal) -> None:
         """Writes all of it into the history."""

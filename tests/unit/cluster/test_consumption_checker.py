@@ -136,14 +136,45 @@ def retried() -> list[Event]:
     events += [*run("m1", "y1", 1, 11, 12, ok=False), returned("m1", 1, 13)]
     events += [committed("m1", 1, 2, 14)]
     events += run("m1", "x1", 0, 20, 21, queue=RETRY, attempt=1)
-    events += [*run("m1", "y1", 1, 20, 21, ok=False, queue=RETRY), returned("m1", 1, 22, RETRY)]
-    events += [*run("m1", "y1", 2, 24, 25, ok=False, queue=RETRY), returned("m1", 2, 26, RETRY)]
+    events += run("m1", "y1", 1, 20, 21, ok=False, queue=RETRY, attempt=1)
+    events += [returned("m1", 1, 22, RETRY)]
+    events += run("m1", "y1", 2, 24, 25, ok=False, queue=RETRY, attempt=2)
+    events += [returned("m1", 2, 26, RETRY)]
     return [*events, committed("m1", 1, 3, 28, RETRY)]
+
+
+def kept(member: str, offset: int, at: int, queue: list = TOPIC) -> Event:
+    place = {"queue": queue, "offset": offset}
+    return {"event": "kept", "member": member, **place, "at": at * MS}
+
+
+def called_again() -> list[Event]:
+    """x1 fails twice, the first time while its broker takes nothing back; y1 once, likewise."""
+    events = sent("x1", failures=2) + sent("y1", failures=1)
+    events += [stored("x1", TOPIC, 0), stored("y1", TOPIC, 1)]
+    events += [stored("x1", RETRY, 0, 2, [TOPIC, 0])]
+    events += [progress(TOPIC, 2, 2), progress(RETRY, 1, 1)]
+    events += [acquired("m1", 1, 0, 10), acquired("m1", 1, 0, 10, queue=RETRY)]
+    for id, offset in (("x1", 0), ("y1", 1)):
+        events += [*run("m1", id, offset, 11, 12, ok=False), kept("m1", offset, 13)]
+        events += run("m1", id, offset, 15, 16, ok=id == "y1", attempt=1)
+    events += [returned("m1", 0, 17), committed("m1", 1, 2, 18)]
+    events += run("m1", "x1", 0, 20, 21, queue=RETRY, attempt=2)
+    return [*events, committed("m1", 1, 1, 28, RETRY)]
+
+
+def kept_to_the_end() -> list[Event]:
+    """y1 fails for ever; its broker keeps its last retry from going back, and takes it then."""
+    events = [e for e in retried() if e.get("event") != "stored" or e["queue"] is not DEAD]
+    events += [stored("y1", DEAD, 0, 4, [RETRY, 2]), kept("m1", 2, 26, RETRY)]
+    return [*events, *run("m1", "y1", 2, 26.5, 27, ok=False, queue=RETRY, attempt=3)]
 
 
 @pytest.mark.parametrize(
     ("history", "rules"),
     [
+        (called_again(), CONCURRENT),
+        (kept_to_the_end(), CONCURRENT),
         (calm(), IN_ORDER),
         (calm(), CONCURRENT),
         (killed(), IN_ORDER),
@@ -323,6 +354,16 @@ PLANTED = {
     ),
     "a retry too few": (
         changed(retried(), "sent", {"failures": 2}, id="x1"),
+        CONCURRENT,
+        {"wrong_retries"},
+    ),
+    "called again in place though its broker would have taken it": (
+        without(called_again(), "kept"),
+        CONCURRENT,
+        {"wrong_retries"},
+    ),
+    "a try that nobody made": (
+        [e for e in called_again() if e.get("at") not in (15 * MS, 16 * MS) or e["id"] != "x1"],
         CONCURRENT,
         {"wrong_retries"},
     ),
