@@ -71,7 +71,7 @@ class AdminServicer:
     ) -> admin_pb2.DeleteTopicResponse:
         """Deletes a topic and its messages."""
         queues = self._store.queues_of(request.name)
-        settled = self._store.delete_topic(request.name)
+        settled = self._store.delete_topic(request.name, request.topic_id)
         self._pulls.wake(queues)
         await self._commits.wait(settled)
         return admin_pb2.DeleteTopicResponse()
@@ -81,7 +81,7 @@ class AdminServicer:
     ) -> admin_pb2.TopicDescription:
         """Takes records out of a topic's queues."""
         cuts = {cut.queue_id: cut.before_offset for cut in request.cuts}
-        await self._commits.wait(self._store.purge(request.name, cuts))
+        await self._commits.wait(self._store.purge(request.name, cuts, request.topic_id))
         return self._describe(self._store.topics.find(request.name))
 
     async def ListTopics(

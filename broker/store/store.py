@@ -410,23 +410,23 @@ class Store:
         self.on_report()
         return topic, settled
 
-    def delete_topic(self, name: str) -> int:
-        """Settled.  Raises TopicNotFound, InvalidArgument, ReadOnly, Overloaded."""
+    def delete_topic(self, name: str, topic_id: int = 0) -> int:
+        """Settled.  Raises TopicNotFound, TopicReplaced, InvalidArgument, ReadOnly, Overloaded."""
         self.check_writable()
-        self.topics.check_deletable(name)
+        self.topics.check_deletable(name, topic_id)
         _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
         self.tables.remove_topic(name)
         self.on_report()
         return settled
 
-    def purge(self, name: str, cuts: Mapping[int, int]) -> int:
+    def purge(self, name: str, cuts: Mapping[int, int], topic_id: int = 0) -> int:
         """Takes the records of queues before an offset away from everybody, for good.
 
-        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, InvalidArgument, ReadOnly,
-        Overloaded; nothing was purged then.
+        Settled.  Raises TopicNotFound, TopicReplaced, QueueNotFound, OffsetOutOfRange,
+        InvalidArgument, ReadOnly, Overloaded; nothing was purged then.
         """
         self.check_writable()
-        self.topics.check_deletable(name)
+        self.topics.check_deletable(name, topic_id)
         changes: list[tuple[GroupQueue, Progress]] = []
         for queue_id, offset in cuts.items():
             queue = self.queue(name, queue_id)

@@ -63,11 +63,10 @@ class Topics:
             raise TopicNotFound(f"topic: {name!r} is not here", field="topic", value=name)
         return topic
 
-    def queue(self, name: str, queue_id: int, topic_id: int = 0) -> Topic:
-        """The topic, if it has that queue.
+    def meant(self, name: str, topic_id: int) -> Topic:
+        """The topic, if it is the one that is meant of all that ever have the name.
 
-        `topic_id`: the one that is meant, of all that ever have the name; 0: whichever is here.
-        Raises TopicNotFound, TopicReplaced, QueueNotFound.
+        `topic_id` 0: whichever is here.  Raises TopicNotFound, TopicReplaced.
         """
         topic = self.find(name)
         if topic_id and topic_id != topic.id:
@@ -77,6 +76,14 @@ class Topics:
                 value=topic_id,
                 limit=topic.id,
             )
+        return topic
+
+    def queue(self, name: str, queue_id: int, topic_id: int = 0) -> Topic:
+        """The topic, if it has that queue; `topic_id` as in `meant`.
+
+        Raises TopicNotFound, TopicReplaced, QueueNotFound.
+        """
+        topic = self.meant(name, topic_id)
         if not 0 <= queue_id < topic.queues:
             raise no_queue(topic, queue_id)
         return topic
@@ -104,9 +111,9 @@ class Topics:
         self._topics[topic.name] = topic
         self._next_id = max(self._next_id, topic.id + 1)
 
-    def check_deletable(self, name: str) -> None:
-        """Raises TopicNotFound; InvalidArgument for the topic that the broker lives on."""
-        self.find(name)
+    def check_deletable(self, name: str, topic_id: int = 0) -> None:
+        """Raises as `meant`, and InvalidArgument for the topic that the broker lives on."""
+        self.meant(name, topic_id)
         if name == names.TIMER_TOPIC:
             raise InvalidArgument(
                 f"topic: {name} cannot be deleted", field="topic", value=name, limit="not %TIMER%"

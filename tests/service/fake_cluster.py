@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from duemq.errors import TopicNotFound
+from duemq.errors import DuemqError, TopicNotFound
 from duemq.transport import status
 from duemq.transport.channel import MESSAGE_BYTES_MAX
 from duemq.v1 import (
@@ -188,14 +188,22 @@ class FakeBroker:
         self.cluster.push()
         return admin_pb2.TopicDescription(broker=self.name)
 
+    async def DescribeTopic(
+        self, request: admin_pb2.DescribeTopicRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.TopicDescription:
+        if request.name not in self.topics:
+            await self._abort(context, TopicNotFound(f"no topic {request.name!r}"))
+        return admin_pb2.TopicDescription(broker=self.name)
+
+    @staticmethod
+    async def _abort(context: grpc.aio.ServicerContext, error: DuemqError) -> None:
+        await context.abort(status.status_of(error), status.details(error), status.trailer(error))
+
     async def DeleteTopic(
         self, request: admin_pb2.DeleteTopicRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.DeleteTopicResponse:
         if self.topics.pop(request.name, None) is None:
-            error = TopicNotFound(f"no topic {request.name!r}")
-            await context.abort(
-                status.status_of(error), status.details(error), status.trailer(error)
-            )
+            await self._abort(context, TopicNotFound(f"no topic {request.name!r}"))
         self.cluster.push()
         if self.lose_answers:
             self.lose_answers -= 1

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from duemq.aio import Producer, PullConsumer, PushConsumer
+from duemq.aio import Admin, Producer, PullConsumer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import TopicReplaced
+from duemq.errors import TopicReplaced, Unavailable
 from duemq.protocol.balance import MessageQueue
 from duemq.transport import channel, status
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2, nameserver_pb2
@@ -135,6 +135,53 @@ async def test_a_member_that_takes_over_what_another_one_had_of_the_old_topic_le
 
 async def is_at(cluster: Cluster, topic: str, offset: int) -> bool:
     return await committed(cluster, topic) == {offset}
+
+
+@pytest.mark.parametrize("verb", ["delete", "purge"])
+async def test_an_admin_whose_answer_was_lost_spares_what_was_made_anew_since(
+    cluster, topic, verb, monkeypatch
+) -> None:
+    """A repetition is for the topic that was meant, and not for whichever has its name by then."""
+    await fill(cluster, topic, 2, "old")
+    store = cluster.brokers["b0"].store
+    done = {"delete": store.delete_topic, "purge": store.purge}[verb]
+
+    def lose(*arguments: object) -> None:
+        monkeypatch.undo()
+        done(*arguments)
+        if verb == "purge":
+            store.delete_topic(topic)
+        store.create_topic(topic, QUEUES)
+        raise Unavailable("the answer is lost")
+
+    monkeypatch.setattr(store, done.__name__, lose)
+    async with Admin(cluster.nameserver) as admin:
+        await (admin.delete_topic(topic) if verb == "delete" else admin.purge_topic(topic))
+        found = await admin.describe_topic(topic)
+    brokers = {queue.broker for queue in found.queues}
+    assert brokers == ({"b0"} if verb == "delete" else {"b0", "b1"})
+    assert found.messages == 0
+
+
+@pytest.mark.parametrize("verb", ["DeleteTopic", "PurgeTopic"])
+async def test_a_topic_is_not_deleted_or_purged_in_place_of_its_predecessor(
+    cluster, topic, verb
+) -> None:
+    client = cluster.clients["b0"]
+    before = await topic_id(client, topic)
+    make_anew(cluster, topic)
+    await fill(cluster, topic, 1, "new")
+    request = {
+        "DeleteTopic": admin_pb2.DeleteTopicRequest(name=topic, topic_id=before),
+        "PurgeTopic": admin_pb2.PurgeTopicRequest(
+            name=topic, topic_id=before, cuts=[admin_pb2.QueueCut(queue_id=0, before_offset=1)]
+        ),
+    }[verb]
+    with pytest.raises(TopicReplaced) as caught:
+        await status.answer(getattr(client.admin, verb)(request))
+    assert (caught.value.field, caught.value.value) == ("topic_id", str(before))
+    described = await client.admin.DescribeTopic(admin_pb2.DescribeTopicRequest(name=topic))
+    assert [queue.messages for queue in described.queues] == [1] * QUEUES
 
 
 # --- on the wire --------------------------------------------------------------------------------

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import grpc.aio
 
-from duemq.administering.asking import Asking, Method, refuse_missing
+from duemq.administering.asking import Absent, Answers, Asking, Method, refuse_missing
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
 from duemq.errors import (
-    DuemqError,
     Internal,
     MissingBroker,
     TopicExists,
     TopicNotFound,
+    TopicReplaced,
     Unavailable,
 )
 from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.protocol.route import Broker
+from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import admin_pb2, stubs
 
 
@@ -49,11 +49,8 @@ class Topics(Asking):
         chosen = self._chosen(brokers)
         names = {broker.name for broker in chosen}
         request = admin_pb2.CreateTopicRequest(topic=config)
-        made, away = await self._done(
-            names,
-            stubs.BrokerAdminStub.ask("CreateTopic", request),
-            TopicExists,
-        )
+        creating = stubs.BrokerAdminStub.ask("CreateTopic", request)
+        made, away = await self._done(dict.fromkeys(names, creating), (TopicExists,))
         refuse_missing(list(away.values()), _again("create", made))
         if not made:
             raise TopicExists(f"topic {name!r} exists", field="name", value=name)
@@ -79,9 +76,9 @@ class Topics(Asking):
         return [self._client.broker(name) for name in sorted(set(listed))]
 
     async def _done(
-        self, brokers: Iterable[str], method: Method[object], done_before: type[DuemqError]
+        self, methods: Mapping[str, Method[object]], done_before: Absent
     ) -> tuple[list[str], dict[str, MissingBroker]]:
-        """Where it was done; who is away."""
+        """A method a broker: where it was done; who is away."""
         done: list[str] = []
         away: dict[str, MissingBroker] = {}
 
@@ -91,7 +88,7 @@ class Topics(Asking):
             async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
                 nonlocal attempts
                 attempts += 1
-                return await method(to, left_s)
+                return await methods[broker](to, left_s)
 
             try:
                 await self._asker.at(broker, attempt)
@@ -103,7 +100,7 @@ class Topics(Asking):
                 return
             done.append(broker)
 
-        await asyncio.gather(*map(at, brokers))
+        await asyncio.gather(*map(at, methods))
         return sorted(done), away
 
     async def delete_topic(self, name: str) -> None:
@@ -111,26 +108,31 @@ class Topics(Asking):
 
         Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
         """
-        request = admin_pb2.DeleteTopicRequest(name=name)
+        found = await self._described(name)
+        ids = {broker: answer.topic_id for broker, answer in found.by_broker.items()}
         deleted, away = await self._done(
-            [broker.name for broker in self._asker.brokers()],
-            stubs.BrokerAdminStub.ask("DeleteTopic", request),
-            TopicNotFound,
+            {broker: self._deleting(name, topic_id) for broker, topic_id in ids.items()},
+            (TopicNotFound, TopicReplaced),
         )
-        away |= {each.name: each for each in self._client.missing}
+        away |= {each.name: each for each in (*found.missing, *self._client.missing)}
         missing = [away[broker] for broker in sorted(away)]
         if not deleted:
             refuse_missing(missing, f"the others know no topic {name!r}")
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
 
-        await self._client.wait_for(
-            lambda routes: (
-                (route := routes.route(name)) is None
-                or {served.broker for served in route.brokers} <= away.keys()
-            ),
-            self._asker.timeout_s,
-        )
+        def gone(routes: RouteCache) -> bool:
+            route = routes.route(name)
+            told = route.topic_ids if route is not None else {}
+            return all(broker in away or told.get(broker) != ids[broker] for broker in ids)
+
+        await self._client.wait_for(gone, self._asker.timeout_s)
         refuse_missing(missing, _again("delete", deleted), deleted)
+
+    @staticmethod
+    def _deleting(name: str, topic_id: int) -> Method[admin_pb2.DeleteTopicResponse]:
+        """By its id: a repetition after a lost answer spares what was made anew since."""
+        request = admin_pb2.DeleteTopicRequest(name=name, topic_id=topic_id)
+        return stubs.BrokerAdminStub.ask("DeleteTopic", request)
 
     async def purge_topic(self, name: str, *, dry_run: bool = False) -> list[PurgedQueue]:
         """Takes all messages of a topic away, for every group; what is sent from now on stays.
@@ -139,21 +141,16 @@ class Topics(Asking):
         Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
         if a broker is away.
         """
-        found = await self.describe_topic(name)
+        found = await self._described(name)
         purged = [
             PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
-            for each in found.queues
+            for each in _queues(found)
         ]
         missing = list(found.missing)
         if not dry_run:
-            # Up to the ends that were seen: a repetition takes nothing that came since.
-            cuts: defaultdict[str, list[admin_pb2.QueueCut]] = defaultdict(list)
-            for each in purged:
-                cut = admin_pb2.QueueCut(queue_id=each.queue, before_offset=each.offset)
-                cuts[each.broker].append(cut)
             done = await self._asker.gather(
-                {broker: self._purging(name, cuts[broker]) for broker in cuts},
-                (TopicNotFound,),  # deleted meanwhile
+                {broker: self._purging(answer) for broker, answer in found.by_broker.items()},
+                (TopicNotFound, TopicReplaced),  # deleted meanwhile
                 self._asker.timeout_s,
             )
             missing += done.missing
@@ -162,8 +159,15 @@ class Topics(Asking):
         return purged
 
     @staticmethod
-    def _purging(name: str, cuts: list[admin_pb2.QueueCut]) -> Method[admin_pb2.TopicDescription]:
-        request = admin_pb2.PurgeTopicRequest(name=name, cuts=cuts)
+    def _purging(found: admin_pb2.TopicDescription) -> Method[admin_pb2.TopicDescription]:
+        """Up to the ends that were seen: a repetition takes nothing that came since."""
+        cuts = [
+            admin_pb2.QueueCut(queue_id=queue.queue_id, before_offset=queue.max_offset)
+            for queue in found.queues
+        ]
+        request = admin_pb2.PurgeTopicRequest(
+            name=found.topic.name, cuts=cuts, topic_id=found.topic_id
+        )
         return stubs.BrokerAdminStub.ask("PurgeTopic", request)
 
     async def topics(self, *, system: bool = False) -> list[TopicSummary]:
@@ -201,33 +205,39 @@ class Topics(Asking):
         Brokers that do not answer are in `missing`.  Raises TopicNotFound, and Unavailable if only
         a missing broker could know it.
         """
+        found = await self._described(name)
+        return TopicDescription(
+            name,
+            min(answer.topic.message_bytes_max for answer in found.by_broker.values()),
+            tuple(_queues(found)),
+            found.missing,
+        )
+
+    async def _described(self, name: str) -> Answers[admin_pb2.TopicDescription]:
+        """Of the brokers that have the topic, at least one.  Raises as `describe_topic`."""
         request = admin_pb2.DescribeTopicRequest(name=name)
-        asked = await self._asker.each(
+        found = await self._asker.each(
             stubs.BrokerAdminStub.ask("DescribeTopic", request),
             (TopicNotFound,),
         )
-        answers = asked.by_broker
-        if not answers:
-            refuse_missing(asked.missing, f"the others know no topic {name!r}")
+        if not found.by_broker:
+            refuse_missing(found.missing, f"the others know no topic {name!r}")
             raise TopicNotFound(f"no topic {name!r}", field="name", value=name)
-        return TopicDescription(
-            name,
-            min(answer.topic.message_bytes_max for answer in answers.values()),
-            tuple(
-                QueueRange(
-                    broker,
-                    queue.queue_id,
-                    queue.min_offset,
-                    queue.max_offset,
-                    queue.last_store_ms or None,
-                    queue.in_per_s,
-                    queue.messages,
-                )
-                for broker, answer in answers.items()
-                for queue in answer.queues
-            ),
-            asked.missing,
-        )
+        return found
+
+
+def _queues(found: Answers[admin_pb2.TopicDescription]) -> Iterator[QueueRange]:
+    for broker, answer in found.by_broker.items():
+        for queue in answer.queues:
+            yield QueueRange(
+                broker,
+                queue.queue_id,
+                queue.min_offset,
+                queue.max_offset,
+                queue.last_store_ms or None,
+                queue.in_per_s,
+                queue.messages,
+            )
 
 
 def _again(verb: str, done: list[str]) -> str:

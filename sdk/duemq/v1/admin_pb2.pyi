@@ -25,10 +25,12 @@ class CreateTopicRequest(_message.Message):
     def __init__(self, topic: _Optional[_Union[TopicConfig, _Mapping]] = ..., if_missing: bool = ...) -> None: ...
 
 class DeleteTopicRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "topic_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, name: _Optional[str] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class DeleteTopicResponse(_message.Message):
     __slots__ = ()
@@ -43,12 +45,14 @@ class QueueCut(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., before_offset: _Optional[int] = ...) -> None: ...
 
 class PurgeTopicRequest(_message.Message):
-    __slots__ = ("name", "cuts")
+    __slots__ = ("name", "cuts", "topic_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CUTS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     cuts: _containers.RepeatedCompositeFieldContainer[QueueCut]
-    def __init__(self, name: _Optional[str] = ..., cuts: _Optional[_Iterable[_Union[QueueCut, _Mapping]]] = ...) -> None: ...
+    topic_id: int
+    def __init__(self, name: _Optional[str] = ..., cuts: _Optional[_Iterable[_Union[QueueCut, _Mapping]]] = ..., topic_id: _Optional[int] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ("system",)
