@@ -6,6 +6,7 @@ A Move says which messages come and which go; whoever keeps them gives them plac
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -73,7 +74,10 @@ def _refuse(plan: Plan) -> NoReturn:
 
 
 def pause(schedule: Schedule) -> Move | None:
-    """What waits goes, and no more comes until it is resumed; None: it is paused."""
+    """What waits goes, and no more comes until it is resumed; None: it is paused.
+
+    Raises InvalidArgument if this machine cannot tell its occurrences.
+    """
     if schedule.state.paused:
         return None
     state = _rewound(schedule)._replace(paused=True)
@@ -111,13 +115,28 @@ def advance(schedule: Schedule, found: Step) -> Move | None:
 
 def _moved(move: Move, found: Step) -> Move:
     stored = move.state.stored + len(found.come) - len(found.gone)
-    state = move.state._replace(cursor_ms=found.cursor_ms, stored=stored)
+    left_out = tuple(each for each in move.state.left_out if each > found.cursor_ms)
+    state = move.state._replace(cursor_ms=found.cursor_ms, stored=stored, left_out=left_out)
     return move._replace(state=state, come=found.come)
 
 
 def _rewound(schedule: Schedule) -> State:
-    """How far it had come without the messages that wait."""
+    """How far it had come without the messages that wait.
+
+    One between them may have been fired or cancelled by its handle: it does not come again.
+    """
     state, pending = schedule.state, schedule.pending
     if not pending:
         return state
-    return state._replace(cursor_ms=pending[0].at_ms - 1, stored=state.stored - len(pending))
+    cursor_ms, waiting = pending[0].at_ms - 1, {each.at_ms for each in pending}
+    left_out = state.left_out
+    if state.left_ms > cursor_ms:
+        until_ms = state.left_ms
+        passed = itertools.takewhile(
+            lambda each: each.at_ms <= until_ms, schedule.occurrences.following(cursor_ms)
+        )
+        gone = {each.at_ms for each in passed} - waiting
+        left_out = tuple(sorted(gone.union(left_out)))
+    return state._replace(
+        cursor_ms=cursor_ms, stored=state.stored - len(pending), left_out=left_out
+    )

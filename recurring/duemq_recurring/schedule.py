@@ -64,6 +64,8 @@ class State(NamedTuple):
     cursor_ms: int  # occurrences up to then wait, were stored, or are left out
     stored: int  # messages since the last change of its plan, those that wait among them
     left_ms: int = 0  # of the last one that was dispatched, or cancelled by its handle
+    left_out: tuple[int, ...] = ()
+    """Occurrences after the cursor that do not come any more: they left before others did."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,13 +87,18 @@ class Schedule:
             self._occurrences = Occurrences(self.name, self.plan.recurrence)
         return self._occurrences
 
+    def following(self, after_ms: int) -> Iterator[Occurrence]:
+        """All that come after a time, in order, as far as no count ends them."""
+        left_out = self.state.left_out
+        return (o for o in self.occurrences.following(after_ms) if o.at_ms not in left_out)
+
     def to_come(self, now_ms: int) -> Iterator[Occurrence]:
         """What waits, and what is to come behind it; of a paused one from now on."""
         for each in self.pending:
             yield Occurrence(each.at_ms, each.due_ms)
         state, count = self.state, self.plan.recurrence.count
         after_ms = state.cursor_ms if self.pending else max(state.cursor_ms, now_ms)
-        following = self.occurrences.following(after_ms)
+        following = self.following(after_ms)
         yield from itertools.islice(following, count - state.stored) if count else following
 
     @property

@@ -38,7 +38,7 @@ def step(schedule: Schedule, now_ms: int) -> Step | int:
     if recurrence.catch_up is CatchUp.ALL:
         return NEVER
     last = left[-1]
-    following = None if schedule.ended else schedule.occurrences.after(cursor_ms)
+    following = None if schedule.ended else next(schedule.following(cursor_ms), None)
     if following is not None and following.at_ms <= now_ms:
         return _next(schedule, now_ms, left, cursor_ms)
     if recurrence.catch_up is CatchUp.NONE and now_ms > last.due_ms + LATE_MS:
@@ -59,18 +59,21 @@ def _next(schedule: Schedule, now_ms: int, gone: Sequence[Pending], cursor_ms: i
 
 def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:
     """The occurrences to come after a time: missed ones as the policy says, or the next one."""
-    occurrences = schedule.occurrences
+    occurrences, left_out = schedule.occurrences, schedule.state.left_out
     policy = schedule.plan.recurrence.catch_up
-    first = occurrences.after(after_ms)
+    to_come = schedule.following(after_ms)
+    first = next(to_come, None)
     if first is None:
         return []
     if first.at_ms > now_ms:
         return [first]
     if policy is CatchUp.ALL:
-        missed = itertools.islice(occurrences.following(after_ms), AT_ONCE)
-        return list(itertools.takewhile(lambda each: each.at_ms <= now_ms, missed))
+        missed = itertools.takewhile(lambda each: each.at_ms <= now_ms, to_come)
+        return [first, *itertools.islice(missed, AT_ONCE - 1)]
     last = occurrences.latest(after_ms, now_ms) or first
+    while last.at_ms in left_out:
+        last = occurrences.latest(first.at_ms - 1, last.at_ms - 1) or first
     if policy is CatchUp.LATEST or now_ms <= last.due_ms + LATE_MS:
         return [last]
-    following = occurrences.after(now_ms)
+    following = next(schedule.following(now_ms), None)
     return [] if following is None else [following]

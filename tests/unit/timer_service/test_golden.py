@@ -332,6 +332,13 @@ def test_a_checkpoint_with_schedules_is_read() -> None:
     assert found.schedules == schedules()
 
 
+def test_occurrences_that_are_left_out_are_read_again() -> None:
+    state_ = State(True, DUE_MS[0], 2, DUE_MS[2], (DUE_MS[1], DUE_MS[2]))
+    pending = schedules()[0].came
+    changes = [ScheduleChange("a", MADE, state_, pending, PLANS[0]), *schedules()]
+    assert recur.decode_changes(recur.encode_changes(changes)) == changes
+
+
 # -- queues that change hands, added later ---------------------------------
 
 

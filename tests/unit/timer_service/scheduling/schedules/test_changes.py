@@ -213,6 +213,61 @@ def test_one_that_is_cancelled_by_its_handle_is_left_out(world: ScheduleWorld) -
     assert came(world) == every_second(0, 1) + every_second(3, 4)
 
 
+@pytest.mark.parametrize(
+    ("resumed", "caught_up"),
+    [
+        (CatchUp.ALL, [4, 6, 8, 9, 10, 11, 12, 13]),
+        (CatchUp.LATEST, [13]),
+        (CatchUp.NONE, [13]),
+    ],
+)
+def test_one_that_was_cancelled_between_others_does_not_come_after_a_pause(
+    world: ScheduleWorld, resumed: CatchUp, caught_up: list[int]
+) -> None:
+    world.put("s", plan_of("seconds", CatchUp.ALL))
+    world.run_until(START_MS + 3_500)
+    world.pause("s")
+    world.run_until(START_MS + 13_500)
+    world.set_topics([])  # what comes now waits
+    world.resume("s")
+    schedule = world.scheduler.schedules.get("s")
+    assert schedule is not None
+    assert [each.at_ms - START_MS for each in schedule.pending] == every_second(4, 13)
+    handles = [Cancelled(each.source, each.offset, each.due_ms) for each in schedule.pending]
+    for at in (1, 3):
+        assert Cancelling(world.scheduler, [handles[at]]).advance(world.now_ms)
+    world.pause("s")
+    world.sync()
+    world.kill()
+    world.set_topics(["any"])
+    schedule_changes.resume(world.scheduler, "s", world.now_ms, resumed)
+    world.run_until(START_MS + 15_000)
+    assert came(world) == [1_000 * each for each in (*range(4), *caught_up, 14, 15)]
+    schedule = world.scheduler.schedules.get("s")
+    assert schedule is not None
+    assert not schedule.state.left_out
+    world.scheduler.check()
+
+
+def test_the_latest_that_was_cancelled_does_not_come_after_a_pause(world: ScheduleWorld) -> None:
+    world.put("s", plan_of("seconds", CatchUp.ALL))
+    world.run_until(START_MS + 3_500)
+    world.pause("s")
+    world.run_until(START_MS + 13_500)
+    world.set_topics([])
+    world.resume("s")
+    schedule = world.scheduler.schedules.get("s")
+    assert schedule is not None
+    last = schedule.pending[-1]
+    gone = [Cancelled(last.source, last.offset, last.due_ms)]
+    assert Cancelling(world.scheduler, gone).advance(world.now_ms)
+    world.pause("s")
+    world.set_topics(["any"])
+    schedule_changes.resume(world.scheduler, "s", world.now_ms, CatchUp.LATEST)
+    world.run_until(START_MS + 14_000)
+    assert came(world) == [*every_second(0, 3), 12_000, 14_000]
+
+
 def test_what_is_due_at_once_shares_an_entry(world: ScheduleWorld) -> None:
     for number in range(50):
         world.put(f"s{number}", plan_of("minutes", CatchUp.LATEST))
