@@ -28,8 +28,10 @@ are the end of it and nothing valid is skipped, but says so as an error.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from duemq_server.storage import record
@@ -174,7 +176,8 @@ def set_segments_aside(segments: Sequence[Segment], disk: Disk) -> list[str]:
     """
     aside = []
     for segment in reversed(segments):
-        path = f"{segment.path}.broken-{segment.start}"
+        names = _names_aside(segment, segment.start)
+        path = next(name for name in names if not disk.exists(name))
         disk.rename(segment.path, path)
         disk.fsync_dir(os.path.dirname(path))
         aside.append(path)
@@ -188,16 +191,43 @@ def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: D
     """
     if tail.nonzero_end <= stop.position:
         return None
-    path = f"{segment.path}.broken-{stop.position}"
-    copy = disk.open(path, create=True)
+    offset, length = stop.position - segment.start, tail.nonzero_end - stop.position
+    for path in _names_aside(segment, stop.position):
+        if not disk.exists(path):
+            _copy(file, offset, length, path, disk)
+            break
+        if _is_copy(file, offset, length, disk.open(path)):  # of a cut that was interrupted
+            break
+    disk.fsync_dir(os.path.dirname(path))  # before the cut takes the only other copy away
+    return path
+
+
+def _names_aside(segment: Segment, position: int) -> Iterator[str]:
+    """Where what is cut there may be kept: a cut never takes away what an earlier one kept."""
+    name = f"{segment.path}.broken-{position}"
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}.{number}"
+
+
+def _copy(file: DiskFile, offset: int, length: int, path: str, disk: Disk) -> None:
+    """Durably, but for its name."""
+    unfinished = f"{path}.tmp"
+    copy = disk.open(unfinished, create=True)
     done = 0
-    length = tail.nonzero_end - stop.position
     while done < length:
-        offset = stop.position - segment.start + done
-        chunk = file.pread(min(CHUNK_BYTES, length - done), offset)
+        chunk = file.pread(min(CHUNK_BYTES, length - done), offset + done)
         done = write_all(copy, [chunk], done)
     copy.truncate(length)
     copy.fdatasync()
     copy.close()
-    disk.fsync_dir(os.path.dirname(path))  # before the cut takes the only other copy away
-    return path
+    disk.rename(unfinished, path)
+
+
+def _is_copy(file: DiskFile, offset: int, length: int, copy: DiskFile) -> bool:
+    with closing(copy):
+        return copy.size() == length and all(
+            copy.pread(size, done) == file.pread(size, offset + done)
+            for done in range(0, length, CHUNK_BYTES)
+            for size in (min(CHUNK_BYTES, length - done),)
+        )

@@ -40,7 +40,7 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import DiskFull, StorageError
+from duemq_server.storage.errors import CorruptFile, DiskFull, StorageError
 from duemq_server.storage.log import SEGMENT_BYTES
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
@@ -92,6 +92,14 @@ class Standby:
         Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
         """
         disk.makedirs(data_dir)
+        if Marker(data_dir, recovery.UNSYNCED, disk).value is not None:
+            raise CorruptFile(
+                os.path.join(data_dir, recovery.UNSYNCED),
+                0,
+                "with flush_mode=async this broker ended without a clean stop",
+                "Start it once without replicas, which leaves out the offsets of what may be lost,"
+                " and stop it; then its log can become one of replicas",
+            )
         store_id = recovery.load_store_id(data_dir, disk)
         opening = _ReplicaOpening(data_dir, disk, settings, segment_bytes)
         replayed = opening.run()

@@ -49,7 +49,7 @@ def dump(path: str, disk: Disk) -> Iterator[str]:
 def _dump_entries(file: DiskFile, path: str) -> Iterator[str]:
     name = os.path.basename(path)
     _, _, broken_at = name.partition(".broken-")
-    start = broken_at or name
+    start = broken_at.partition(".")[0] or name
     segment = Segment(int(start) if start.isdigit() else 0, path)
     scan = recovery.Scan(file, segment, segment.start)
     for entry in scan:

@@ -89,6 +89,30 @@ def test_a_tail_is_never_gone_before_its_copy_is_there(cut_at: int) -> None:
     assert b"garbage" in disk.content(FIRST) or disk.content(copies[0]) == b"garbage"
 
 
+@pytest.mark.parametrize("cut_at", range(1, 12))
+def test_an_interrupted_cut_leaves_one_copy(cut_at: int) -> None:
+    disk = written(1, 1)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    disk = disk.after_power_cut(None)
+    disk.cut_at = cut_at
+    with suppress(PowerCut):
+        recovered(disk)
+    disk = disk.after_power_cut(None)
+    recovered(disk)
+    copies = [path for path in disk.paths if ".broken-" in path]
+    assert [disk.content(path) for path in copies] == [b"garbage"]
+
+
+def test_what_an_earlier_cut_kept_stays() -> None:
+    disk = written(1, 1)
+    for garbage in (b"garbage", b"rubbish", b"garbage", b"waste"):
+        disk.overwrite(FIRST, 2 * ENTRY_BYTES, garbage)
+        assert recovered(disk) == BODIES[:2]
+    aside = f"{FIRST}.broken-{2 * ENTRY_BYTES}"
+    kept = {path: disk.content(path) for path in disk.paths if ".broken-" in path}
+    assert kept == {aside: b"garbage", f"{aside}.2": b"rubbish", f"{aside}.3": b"waste"}
+
+
 def test_what_was_lost_is_known_until_something_new_is_durable() -> None:
     disk = written(1, 1, 1)
     disk.chop(FIRST, 2 * ENTRY_BYTES)

@@ -16,7 +16,7 @@ from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.standby import Standby
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
-from duemq_server.storage.errors import DiskFull, UnknownVersion
+from duemq_server.storage.errors import CorruptFile, DiskFull, UnknownVersion
 from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -66,6 +66,16 @@ def check_same(standby: Standby, leader: Leader) -> None:
 def test_it_is_what_the_roles_follow_with() -> None:
     state: ReplicaState = opened(FaultyDisk())
     assert (state.epochs, state.committed, state.applied, state.lost) == ((), 0, 0, False)
+
+
+def test_what_was_acknowledged_unsynced_founds_no_group_before_a_clean_stop() -> None:
+    """Offsets of what a power failure took would be given away again."""
+    disk = FaultyDisk()
+    recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"first").store.log.close()
+    with pytest.raises(CorruptFile, match="Start it once without replicas"):
+        opened(disk)
+    recovery.open_store(DATA, disk, SETTINGS).store.log.close()
+    assert opened(disk).committed >= 0
 
 
 def test_a_follower_has_what_is_committed_and_nothing_else() -> None:
