@@ -193,12 +193,15 @@ class Replica:
             )
         except Refused as refused:
             raise BeginAnew(str(refused)) from refused
-        self.leading = leading
         leading.advance = campaign.copy.applying.advance
         leading.short_of_space = self.service.short_of_space
         campaign.copy.writing.on_durable = leading.synced
         leading.began_to_renew(campaign.renewed_ms)
-        leading.start()
+        try:
+            leading.start()
+        except DiskFull as full:  # since it stood
+            raise BeginAnew(f"it cannot write that it leads: {full}") from full
+        self.leading = leading
         leading.synced(self.state.log.durable_position)  # a full disk would never tell
         prepared = asyncio.create_task(self._prepare(leading), name="preparing")
         work = campaign.copy.writing.failed, *campaign.copy.work

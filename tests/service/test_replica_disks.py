@@ -6,7 +6,7 @@ import pytest
 
 from duemq.errors import Internal
 from duemq_server.replication import disk_id
-from duemq_server.replication.running.leading.term import FULL_MS
+from duemq_server.replication.running.leading.term import FULL_MS, Leading
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
@@ -140,6 +140,25 @@ async def test_a_leader_that_is_started_anew_with_a_full_disk_lets_another_one_l
         assert (await group.leader()).replica.leading.leader.epoch > epoch
         leader.disk.full = False
         await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_who_has_no_space_any_more_when_it_has_won_does_not_end(running, monkeypatch):
+    async with running(2) as (group, _, leader):
+        await leader.term.write(b"one")
+        start, refused = Leading.start, []
+
+        def full_once(leading):
+            if not refused:
+                refused.append(leading.leader.epoch)
+                raise DiskFull("log: no space left")
+            start(leading)
+
+        monkeypatch.setattr(Leading, "start", full_once)
+        await leader.kill()
+        leader.start()
+        await group.write(b"two")
+        assert refused
+        assert not any(member.task.done() for member in group.members.values())
 
 
 async def test_a_leader_without_space_to_note_its_epoch_leads(running, monkeypatch):
