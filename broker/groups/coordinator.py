@@ -222,7 +222,8 @@ class Coordinator:
         if returning:
             arrival.drop_unowned(group, hello)
         arrival.claim(group, hello)
-        if arrival.incarnate(group, hello) or not returning:
+        reads_other = group.reads(hello.subscriptions, now_ms)
+        if arrival.incarnate(group, hello) or not returning or reads_other:
             self.table.note(group.name)
         self._shake(group)
         return [TurnedOut(group.name, *each) for each in misfits.items()]

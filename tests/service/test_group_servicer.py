@@ -672,10 +672,11 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
 
     counting = asyncio.create_task(count())
     told = Assignment("g", "m1", 7, queues, ("m1", "m2"))
-    written = await messages.assignment_event(told, routes, Slices())
+    written = await messages.assignment_event(told, routes, Slices(), {"t": 5})
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment
     assert tuple(map(messages.queue_of, assignment.queues)) == queues
     assert [each.name for each in assignment.brokers] == ["b0", "b1"]
     assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])
+    assert dict(assignment.reads_for_ms) == {"t": 5}

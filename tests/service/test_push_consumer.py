@@ -1083,7 +1083,10 @@ async def test_latest_leaves_out_the_old_of_a_broker_that_was_away_at_the_start(
 ) -> None:
     topic, sent = topic_name(), held_acquires(monkeypatch)
     consumer = await consumers.start(topics=topic, settings={"start_from": "latest"})
-    monkeypatch.setattr(consumer._share._holdings, "_began_ms", 4_000_000_000_000)
+    holdings = consumer._share._holdings
+    monkeypatch.setattr(holdings, "_began_ms", 4_000_000_000_000)
+    holdings.reads({topic: 4_000_000_000_000})
+    monkeypatch.setattr(holdings, "reads", lambda since_ms: None)
     await cluster.create_topic(topic, queues=1)
     await cluster.send(topic, [b"old"], broker="b0", queue_id=0)
     sent.set()
@@ -1142,3 +1145,19 @@ async def test_a_made_up_generation_does_not_keep_a_group_from_its_queues(
             await cluster.send(topic, [body], broker=broker, queue_id=number)
     await until(lambda: sorted(consumers.all) == sorted(sent))
     await consumers.close()
+
+
+async def test_latest_leaves_out_nothing_that_came_to_a_new_broker_while_the_group_was_away(
+    cluster, topic, consumers
+) -> None:
+    """It has no offset there; it is not new all the same."""
+    latest = {"start_from": "latest"}
+    await (await consumers.start(settings=latest)).close()
+    await cluster.start_broker("b2")
+    await cluster.create_topic(topic)
+    await cluster.send(topic, [b"meanwhile"], broker="b2")
+    assert balance.coordinator("billing", cluster.brokers) == "b1"  # as before
+    group = cluster.brokers["b1"]._groups._coordinator.group("billing")
+    group.reads_since_ms[topic] -= 120_000
+    await consumers.start(settings=latest)
+    await until(lambda: consumers.received["a"] == [b"meanwhile"])

@@ -193,8 +193,12 @@ class GroupShare:
         """What a hello says is ours."""
         return self._holdings.claim()
 
-    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
+    def assigned(
+        self, generation: int, queues: frozenset[MessageQueue], reads_for_ms: Mapping[str, int]
+    ) -> None:
         """A new assignment."""
+        now_ms = int(time.time() * 1000)
+        self._holdings.reads({topic: now_ms - for_ms for topic, for_ms in reads_for_ms.items()})
         step = self._holdings.assigned(generation, queues)
         self._beginning.assigned(step.acquire)
         self._carry_out(step)

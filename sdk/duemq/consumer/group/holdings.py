@@ -96,6 +96,7 @@ class Holdings:
         self._topic_id_of = topic_id_of
         # Each with the id of its topic.
         self._older = {queue: topic_id_of(queue.topic, queue.broker) for queue in older}
+        self._reads_since_ms: Mapping[str, int] = {}
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._answered = False  # the last claim
         self._untold: set[MessageQueue] = set()  # given up since then
@@ -134,6 +135,10 @@ class Holdings:
         self._wanted = self._wanted & self.active
         self._answered, self._untold = False, set()
         return tuple(self._held)
+
+    def reads(self, since_ms: Mapping[str, int]) -> None:
+        """Since when the group has read its topics, by this machine's clock."""
+        self._reads_since_ms = since_ms
 
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> Step:
         """A new assignment: the whole of what shall be held from now on."""
@@ -178,13 +183,23 @@ class Holdings:
         whose queues others had before; a queue or broker more) begins when the member did, and so
         does one that cannot be taken over at once: what was sent into it meanwhile would be left
         out otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
+
+        A group that read the topic long before this member has no offset in a queue that came
+        while nobody was there: it begins when the group did.
         """
-        since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            new = self._start_from == "latest" and (again or not self._is_older(queue))
-            starts[since_start if new else self._start_from].append(queue)
+            starts[self._start(queue, again=again)].append(queue)
         return starts
+
+    def _start(self, queue: MessageQueue, *, again: bool) -> StartFrom:
+        if self._start_from != "latest":
+            return self._start_from
+        member_ms = self._began_ms - CLOCK_BEHIND_MS_MAX
+        group_ms = self._reads_since_ms.get(queue.topic, self._began_ms)
+        if group_ms < member_ms:
+            return max(0, group_ms - CLOCK_BEHIND_MS_MAX)
+        return max(0, member_ms) if again or not self._is_older(queue) else "latest"
 
     def _is_older(self, queue: MessageQueue) -> bool:
         then = self._older.get(queue)

@@ -187,3 +187,19 @@ def test_empty_groups_are_forgotten_after_a_week() -> None:
     coordinator.tick(T0 + EMPTY_GROUP_KEPT_MS)
     with pytest.raises(GroupNotFound):
         coordinator.group("g")
+
+
+def test_since_when_a_group_reads_its_topics_survives_its_members_and_a_restart() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.leave("g", "m1", T0 + 1_000)
+    coordinator = restarted(coordinator, T0 + 2_000)
+    coordinator.join(hello("m2", topics=("orders", "mail")), T0 + 3_000)
+    assert coordinator.group("g").reads_since_ms == {"orders": T0, "mail": T0 + 3_000}
+    coordinator = restarted(coordinator, T0 + 4_000)
+    assert coordinator.group("g").reads_since_ms == {"orders": T0, "mail": T0 + 3_000}
+    coordinator.leave("g", "m2", T0 + 5_000)
+    coordinator.join(hello("m3", topics=("mail",)), T0 + 6_000)
+    coordinator.leave("g", "m3", T0 + 7_000)
+    coordinator.join(hello("m4"), T0 + 8_000)  # anew: it had stopped reading them
+    assert coordinator.group("g").reads_since_ms == {"orders": T0 + 8_000}
