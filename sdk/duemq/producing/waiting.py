@@ -1,8 +1,10 @@
-"""Waiting for a batch in the producer's event loop."""
+"""Waiting for a batch in an event loop: the producer's, or one of another thread."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,11 +13,19 @@ if TYPE_CHECKING:
 
 async def until_done(batch: Batch) -> None:
     """Returns when the batch is stored or given up."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiter: asyncio.Future[None] = loop.create_future()
 
-    def wake() -> None:
+    def end() -> None:
         if not waiter.done():
             waiter.set_result(None)
+
+    def wake() -> None:
+        if threading.get_ident() == thread:
+            end()
+        else:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end)
 
     if batch.on_done(wake):
         await waiter
