@@ -232,7 +232,7 @@ os.register_at_fork(after_in_child=_orphan_producers)
 
 
 @atexit.register
-def _close_producers() -> None:
+def close_producers() -> None:
     """Sends what is left in producers that nobody closed, in one `close_timeout_s` for all."""
     left = list(_open_producers)
     # What they could not send is in the log: nobody could catch the error.

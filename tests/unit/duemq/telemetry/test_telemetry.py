@@ -1,6 +1,7 @@
 import logging
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -9,6 +10,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from duemq import telemetry
 from duemq.errors import InvalidArgument, Timeout, TooLarge
+from duemq.producing import blocking
 from duemq.telemetry.counts import SpanCounts
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline
@@ -278,3 +280,12 @@ def test_the_environment_decides(monkeypatch):
     monkeypatch.setenv("DUEMQ_TRACING", "nonsense")
     with pytest.raises(InvalidArgument):
         telemetry.configure_from_env("app")
+
+
+def test_at_exit_producers_that_nobody_closed_send_before_the_spans_end(monkeypatch):
+    ended = []
+    pipeline = SimpleNamespace(shutdown=lambda timeout_s: ended.append("spans"))
+    monkeypatch.setattr(telemetry, "_pipeline", pipeline)
+    monkeypatch.setattr(blocking, "close_producers", lambda: ended.append("producers"))
+    telemetry._end()
+    assert ended == ["producers", "spans"]
