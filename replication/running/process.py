@@ -227,8 +227,9 @@ class Replica:
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self.campaign.copy.end()
-        self.term = term = self.service.lead(self.state, leading, self.server)
+        term = self.service.lead(self.state, leading, self.server)
         await term.start()
+        self.term = term  # before that, its services are not there yet, nor what a stop ends
         self.campaign.leads()
         await self.server.ready()
         served = asyncio.create_task(term.run(stop), name="term")
