@@ -364,6 +364,16 @@ async def test_a_leader_that_nobody_follows_stops_soon(group, monkeypatch, caplo
     assert "nobody follows" in caplog.text
 
 
+async def test_who_waits_for_the_others_to_found_a_group_says_so(group):
+    lines = group(3, started=False)
+    for name in "ac":
+        lines.members[name].start()
+    for name in "ac":
+        await until(lambda name=name: lines.members[name].reason.endswith("it waits for b"))
+    lines.members["b"].start()
+    await lines.in_sync(3)
+
+
 async def test_who_begins_its_term_tells_clients_to_ask_again(group, monkeypatch):
     """Its services may not be there yet: a call would be UNIMPLEMENTED, for good."""
     may_start = asyncio.Event()
