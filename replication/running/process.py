@@ -36,7 +36,7 @@ from duemq_server.serving import process
 from duemq_server.serving.process import BeginAnew
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import DiskFull, LogFull
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class Replica:
         leading.began_to_renew(campaign.renewed_ms)
         try:
             leading.start()
-        except DiskFull as full:  # since it stood
+        except (DiskFull, LogFull) as full:  # since it stood, or its disk stalls
             raise BeginAnew(f"it cannot write that it leads: {full}") from full
         self.leading = leading
         leading.synced(self.state.log.durable_position)  # a full disk would never tell

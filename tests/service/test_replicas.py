@@ -13,6 +13,7 @@ from duemq_server.replication.running import process
 from duemq_server.replication.running.leading import members
 from duemq_server.replication.running.process import Replica
 from duemq_server.serving.process import live
+from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import KIND, Group, Lines, LinesService, LinesTerm
 from tests.service.running_cluster import until
@@ -362,6 +363,22 @@ async def test_a_leader_that_nobody_follows_stops_soon(group, monkeypatch, caplo
     monkeypatch.setattr(process, "HAND_OVER_S", 3_600.0)
     await leader.stop()
     assert "nobody follows" in caplog.text
+
+
+async def test_who_wins_while_too_much_waits_for_its_disk_begins_anew(group, monkeypatch):
+    """What a leader sent may be more than a timer shard's log takes of its own."""
+    append, refused = ReplicaLog.append, []
+
+    def append_later(log, *entry):
+        if not refused:
+            refused.append(log)
+            raise LogFull("8 MiB wait for the disk, at most 4 may")
+        return append(log, *entry)
+
+    monkeypatch.setattr(ReplicaLog, "append", append_later)
+    leader = await group(1).in_sync(1)
+    assert refused
+    await leader.term.write(b"one")
 
 
 async def test_who_waits_for_the_others_to_found_a_group_says_so(group):
