@@ -136,6 +136,7 @@ class Broker:
                 self.settings.heartbeat_period,
                 await self._began_ms(),
                 self._report,
+                formers=self._leading.leader.record.formers if self._leading is not None else (),
                 tls=self.settings.tls,
             )
             await self.registration.check_free()

@@ -109,13 +109,14 @@ class TimerService:
             time.monotonic() - began,
         )
         meters = Meters(self.server.registry)
-        formers = self._leading.leader.record.formers if self._leading is not None else ()
+        former_ids = self._leading.leader.record.formers if self._leading is not None else ()
+        self._formers = [store_id | SERVICE_IDS_FROM for store_id in former_ids]
         self.shard = Shard(
             directory,
             meters.committed,
             self._leading,
             settings.shard,
-            [store_id | SERVICE_IDS_FROM for store_id in formers],
+            self._formers,
         )
         self._routes = RouteWatcher(settings.nameservers, tls=settings.tls)
         self._others = OtherShards(self._routes.cache, settings.name, self.place, settings.tls)
@@ -195,6 +196,7 @@ class TimerService:
                     self._began_ms,
                     self._report,
                     counter=self._reports,
+                    formers=self._formers,
                     tls=settings.tls,
                 )
                 self._registration.start()

@@ -36,7 +36,7 @@ from duemq_server.serving import process
 from duemq_server.serving.process import BeginAnew
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import DiskFull, LogFull
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class Replica:
         leading.began_to_renew(campaign.renewed_ms)
         try:
             leading.start()
-        except DiskFull as full:  # since it stood
+        except (DiskFull, LogFull) as full:  # since it stood, or its disk stalls
             raise BeginAnew(f"it cannot write that it leads: {full}") from full
         self.leading = leading
         leading.synced(self.state.log.durable_position)  # a full disk would never tell
@@ -227,8 +227,9 @@ class Replica:
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self.campaign.copy.end()
-        self.term = term = self.service.lead(self.state, leading, self.server)
+        term = self.service.lead(self.state, leading, self.server)
         await term.start()
+        self.term = term  # before that, its services are not there yet, nor what a stop ends
         self.campaign.leads()
         await self.server.ready()
         served = asyncio.create_task(term.run(stop), name="term")

@@ -204,6 +204,9 @@ class Campaign:
 
     async def _follow(self) -> None:
         record = self.found.record if self.found is not None else None
+        if record is not None and not record.epoch and record.missing:
+            waits = ", ".join(record.missing)
+            self.note("joining", f"{self._group} is being founded: it waits for {waits}")
         if record is None or record.leader in (None, self.me):
             return
         if self._state.log.disk_full:

@@ -10,6 +10,7 @@ from typing import Protocol
 from duemq.settings import Tls
 from duemq.transport.retrying import Backoff
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.messages import NeedsSnapshot
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
@@ -114,7 +115,7 @@ class Streams:
 
     async def _run(self, following: Following, follower: Follower, address: str) -> None:
         try:
-            needed = await following.run(address, self._tls)
+            needed = await self._followed(following, follower, address)
             await self._install(address, follower.record, needed.log_start)
         except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: of what a truncation keeps
             self._candidate.note("joining", str(error))
@@ -125,11 +126,18 @@ class Streams:
             log.exception("it cannot be followed")
             self._candidate.note("joining", f"{type(error).__name__}: {error}")
         finally:
-            self._note_committed(follower)
             if following.welcomed:
                 self._backoff.reset()
             self.retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
             self._candidate.left()
+
+    async def _followed(
+        self, following: Following, follower: Follower, address: str
+    ) -> NeedsSnapshot:
+        try:
+            return await following.run(address, self._tls)
+        finally:  # before a snapshot: after an accepted loss that may hold less
+            self._note_committed(follower)
 
     def _note_committed(self, follower: Follower) -> None:
         self._copy.committed = max(self._copy.committed, follower.committed)

@@ -115,7 +115,7 @@ class Leading:
     # -- the term ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Appends the EPOCH entry; from now on others may follow.  Raises DiskFull."""
+        """Appends the EPOCH entry; from now on others may follow.  Raises DiskFull, LogFull."""
         leader = self.leader
         self._log.committed = lambda: leader.high_watermark
         self._log.on_written = self._written
