@@ -10,6 +10,7 @@ from duemq.outcomes import BatchFailed, errors_of
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
 from duemq.tracing import processing, spans
+from duemq.tracing.attributes import BroadcastId
 from duemq.tracing.contexts import TRACEPARENT
 from duemq.v1.message_pb2 import Record
 from duemq_analytics.source import schema
@@ -34,7 +35,7 @@ class Sink:
         pass
 
 
-def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None):
+def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None, client_id="c"):
     """Rows by message id, as readers of the trace topic see them."""
     sink = Sink()
     provider = Provider(sampler=sampler, shutdown_on_exit=False)
@@ -43,7 +44,7 @@ def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None):
         provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
     spans.use(provider)
     try:
-        with processing.process(messages, group="billing", client_id="c", blame=errors_of):
+        with processing.process(messages, group="billing", client_id=client_id, blame=errors_of):
             if error is not None:
                 raise error
     except BatchFailed:
@@ -90,6 +91,12 @@ def test_a_pull_s_spans_are_those_of_the_library(single_spans):
     assert len(found) == 11
     assert found == spans_of(pull(), light=False)
     assert single_spans == []
+
+
+def test_that_every_member_gets_everything_is_said():
+    found = spans_of(pull(), light=True, client_id=BroadcastId("c"))
+    assert found == spans_of(pull(), light=False, client_id=BroadcastId("c"))
+    assert {tuple(row["attributes"]) for row in found.values()} == {(("duemq.broadcast", "true"),)}
 
 
 def test_who_failed_is_said():
