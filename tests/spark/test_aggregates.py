@@ -329,6 +329,13 @@ def test_members_that_get_everything_do_nothing_twice_unless_one_of_them_does(sp
     assert (way["spans"], way["messages"], way["repeated"], way["max_us"]) == (4, 3, 1, 7_000)
 
 
+def test_what_was_rescheduled_is_late_by_the_time_that_it_was_due_in_the_end(spark):
+    due = T0_MS + 100
+    rows = [send("m", 0, due_ms=due), process("m", MINUTE_MS + 103, due_ms=due + MINUTE_MS)]
+    (row,) = measures.examples(measures.messages(frame(spark, *rows))).toArrow().to_pylist()
+    assert (row["kind"], row["us"]) == ("latest", 3_000)
+
+
 @pytest.mark.long
 def test_an_example_changes_with_what_comes_later(spark, tmp_path):
     landed(tmp_path, "q-0", [send("gone", 0), send("quick", 1), process("quick", 2, "a")])

@@ -236,7 +236,8 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         .withColumns(
             {
                 "minute_us": _minute(F.col("expected_us")),
-                "due_us": F.coalesce("send_due_us", "call_due_us"),
+                # It may have been rescheduled since it was sent.
+                "due_us": F.coalesce("call_due_us", "send_due_us"),
             }
         )
         .drop("send_due_us", "call_due_us", "expected_us", "member")
