@@ -47,6 +47,11 @@ class TraceQueue:
     address: str
     queue_id: int
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """The broker numbers by it, wherever it is reached: also another process of its group."""
+        return self.broker, self.queue_id
+
 
 class TraceSink:
     """A connection for trace batches."""
@@ -64,7 +69,7 @@ class TraceSink:
         self._turn = secrets.randbelow(1 << 16)  # processes begin at different queues
         self._producer_id = secrets.randbits(63)
         self._epoch = 0
-        self._sequences: dict[TraceQueue, int] = {}
+        self._sequences: dict[tuple[str, int], int] = {}
         self._message_ids = f"{secrets.token_hex(8)}-"
         self._messages = 0
 
@@ -81,7 +86,7 @@ class TraceSink:
             self._avoided[lane.broker] = time.monotonic() + AVOID_S
             self._lanes = []
             raise
-        self._sequences[lane] = self._sequences.get(lane, 0) + 1
+        self._sequences[lane.key] = self._sequences.get(lane.key, 0) + 1
 
     def close(self) -> None:
         """Closes the connections."""
@@ -94,7 +99,7 @@ class TraceSink:
             queue_id=lane.queue_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
-            sequence=self._sequences.get(lane, 0),
+            sequence=self._sequences.get(lane.key, 0),
             untraced=True,
         )
         born_ms = time.time_ns() // 1_000_000
