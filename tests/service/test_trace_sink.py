@@ -1,10 +1,13 @@
 """Trace batches on their way to a broker that misbehaves."""
 
+from contextlib import closing
+
 import pytest
 
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry.sink import TraceSink
+from duemq.v1 import nameserver_pb2
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
 
 TIMEOUT_S = 20.0
@@ -45,6 +48,15 @@ def test_batches_go_to_all_queues_in_turn(cluster, sink):
 def test_the_topic_is_made_where_it_is_missing(cluster, sink):
     del cluster.topics[TRACE_TOPIC]
     sink.send(b"x")
+    assert stored(cluster) == [b"x"]
+
+
+def test_a_broker_that_cannot_make_the_topic_keeps_no_other_from_it(cluster):
+    del cluster.topics[TRACE_TOPIC]
+    gone = nameserver_pb2.BrokerInstance(name="broker-1", address="127.0.0.1:1")
+    cluster.before = [gone]
+    with closing(TraceSink(cluster.address, TRACE_TOPIC, timeout_s=5)) as sink:
+        sink.send(b"x")
     assert stored(cluster) == [b"x"]
 
 

@@ -153,7 +153,7 @@ class TraceSink:
         return lanes
 
     def _create(self) -> None:
-        """Makes the topic on every broker, so that all can take traces."""
+        """Makes the topic on every broker that can, so that all take traces."""
         everything = nameserver_pb2.GetClusterRequest()
         cluster: nameserver_pb2.Cluster = self._client.ask(
             lambda to: NameserverStub(to).GetCluster, everything
@@ -161,5 +161,13 @@ class TraceSink:
         request = admin_pb2.CreateTopicRequest(
             topic=admin_pb2.TopicConfig(name=self._topic), if_missing=True
         )
+        refused: list[DuemqError] = []
         for broker in cluster.brokers:
-            self._client.call(broker.address, lambda to: BrokerAdminStub(to).CreateTopic, request)
+            try:
+                self._client.call(
+                    broker.address, lambda to: BrokerAdminStub(to).CreateTopic, request
+                )
+            except DuemqError as error:
+                refused.append(error)
+        if refused and len(refused) == len(cluster.brokers):
+            raise refused[0]
