@@ -77,7 +77,14 @@ def failure(error: BaseException) -> tuple[str, Status]:
     """What a span says of an error: ERROR_TYPE and status."""
     code = getattr(error, "code", None)
     name = getattr(code, "name", None) or type(error).__name__
-    return name, Status(StatusCode.ERROR, str(error)[:200])
+    return name, Status(StatusCode.ERROR, _text_of(error)[:200])
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an application's __str__ may do anything
+        return ""
 
 
 def server_of(address: str) -> dict[str, AttributeValue]:

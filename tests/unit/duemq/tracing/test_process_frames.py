@@ -107,6 +107,19 @@ def test_who_failed_is_said():
     assert errors == {"m0", "m4", "m30"}
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise TypeError("no text")
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_an_exception_without_a_text_stays_what_the_callback_said(light):
+    # `spans_of` lets BatchFailed pass alone: what is not among its failures is done.
+    failed = {n: Unspeakable() for n in (message(0), message(4))}
+    found = spans_of(pull(), light=light, error=BatchFailed(failed))
+    assert {row["error_type"] for row in found.values()} == {None, "Unspeakable"}
+
+
 @pytest.mark.parametrize(
     "odd",
     [
