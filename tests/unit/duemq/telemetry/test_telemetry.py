@@ -147,6 +147,14 @@ def test_one_span_that_is_too_large_is_dropped_alone(sink):
     assert exporter.dropped == 3
 
 
+def test_one_span_that_cannot_be_written_is_dropped_alone(sink):
+    exporter = DueMQSpanExporter(lambda: sink)
+    before_all_time = ReadableSpan("wrong", start_time=-1)
+    exporter.export([*finished(5), before_all_time, *finished(2)])
+    assert (exporter.exported, exporter.dropped) == (7, 1)
+    assert sum(batch.rows for batch in sink.batches) == 7
+
+
 def test_after_the_stop_time_nothing_is_sent(sink):
     exporter = DueMQSpanExporter(lambda: sink)
     exporter.stop_at(0.0)
