@@ -24,7 +24,6 @@ from duemq.errors import (
     OffsetOutOfRange,
     OutOfSequence,
     Overloaded,
-    PermissionDenied,
     ReadOnly,
     Rejected,
     TopicNotFound,
@@ -213,12 +212,8 @@ class Store:
 
     def _topic_to_send(self, name: str, producer_id: int) -> Topic:
         """The topic, or the one that the first good batch will make."""
-        if producer_id < SERVICE_IDS_FROM and names.group_of(name):
-            raise PermissionDenied(
-                f"topic: {name} holds what a group sent back: only brokers write to it",
-                field="topic",
-                value=name,
-            )
+        if producer_id < SERVICE_IDS_FROM:
+            names.check_sent_to(name)
         if name in self.topics:
             if name == names.TIMER_TOPIC:
                 raise InvalidArgument(

@@ -116,7 +116,10 @@ class Topics:
         self.meant(name, topic_id)
         if name == names.TIMER_TOPIC:
             raise InvalidArgument(
-                f"topic: {name} cannot be deleted", field="topic", value=name, limit="not %TIMER%"
+                f"topic: {name} is the broker's own: it can be neither deleted nor purged",
+                field="topic",
+                value=name,
+                limit="not %TIMER%",
             )
 
     def remove(self, name: str) -> Topic:

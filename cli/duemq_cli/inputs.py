@@ -62,17 +62,25 @@ def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
     Raises InvalidArgument for a header that cannot be read, or names a column twice.
     """
     csv.field_size_limit(LINE_BYTES_MAX)  # 128 KiB by default
+    number = 0  # the reader's own leaves out lines that are not UTF-8
+
+    def numbered() -> Iterator[bytes]:
+        nonlocal number
+        for line in lines:
+            number += 1
+            yield line
+
     # map, not a generator: it goes on after a line that is not UTF-8.
-    reader = csv.reader(map(bytes.decode, lines), strict=True)
+    reader = csv.reader(map(bytes.decode, numbered()), strict=True)
     header: list[str] = []
     while True:
         try:
             row = next(reader, None)
         except (csv.Error, UnicodeDecodeError) as error:
-            wrong = _wrong(reader.line_num, f"not CSV: {error}")
+            wrong = _wrong(number, f"not CSV: {error}")
             if not header:  # the next row would be taken for it
                 raise wrong from error
-            yield Entry(reader.line_num, error=wrong)
+            yield Entry(number, error=wrong)
             continue
         if row is None:
             return
@@ -80,7 +88,7 @@ def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
             header = [name.removeprefix("\ufeff") for name in row]
             _check_header(header)
         elif row:
-            yield _row(reader.line_num, header, row)
+            yield _row(number, header, row)
 
 
 def _check_header(header: list[str]) -> None:

@@ -28,7 +28,7 @@ _FIELDS = {
     "second": "0-59",
     "minute": "0-59",
     "hour": "0-23",
-    "day-of-month": "1-31, L (the last day), LW (the last weekday)",
+    "day-of-month": "1-31 (not beyond its months), L (the last day), LW (the last weekday)",
     "month": "1-12 or JAN-DEC",
     "day-of-week": "0-7 or SUN-SAT, as 5L (the last Friday) or 5#2 (the second)",
 }

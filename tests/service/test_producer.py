@@ -12,6 +12,7 @@ from duemq.errors import (
     InvalidArgument,
     NotAllSent,
     Overloaded,
+    PermissionDenied,
     Timeout,
     TooLarge,
     TopicNotFound,
@@ -605,6 +606,13 @@ async def test_a_topic_that_may_not_be_created(cluster):
     async with aio.Producer(cluster.nameserver, settings=settings) as producer:
         with pytest.raises(TopicNotFound):
             await producer.send("new", b"x")
+
+
+async def test_a_topic_that_only_brokers_write_to_is_refused_and_not_made(cluster, producer):
+    for topic in ("%RETRY%g", "%DLQ%g"):
+        with pytest.raises(PermissionDenied, match="only brokers"):
+            await producer.send(topic, b"x")
+    assert list(cluster.brokers["a"].topics) == ["t"]
 
 
 async def test_a_deleted_topic_is_looked_up_again(cluster, producer):

@@ -116,7 +116,7 @@ def test_a_lake_must_be_there(tmp_path, name, capsys):
     arguments = [name, "--lake", str(tmp_path / "none"), "--json"]
     arguments += ["--output", str(tmp_path)] if name == "report" else []
     assert command.main(arguments) == 2
-    said = json.loads(capsys.readouterr().out)["error"]
+    said = json.loads(capsys.readouterr().out)["error"]["message"]
     assert said.startswith("--lake: nothing was landed in")
 
 

@@ -2,7 +2,8 @@
 
 Also as a job of `spark-submit`, whose master and settings then hold.
 
-Exit codes: 0 done; 1 the traces could not be read; 2 wrong usage, or Java or a package is missing.
+Exit codes: 0 done; 1 the traces could not be read; 2 wrong usage, or Java or a package is missing;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from duemq_analytics.lake_commands import QUICK_SPANS_MAX
 from duemq_analytics.progress import Progress, tasks_of
 from duemq_analytics.source.client import QueueClient
 
+INTERRUPTED = "interrupted"
+
 BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
 
@@ -66,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         text = f"{error.name} is missing: pip install duemq-analytics"
         return _failed(arguments, text, 2)
+    except KeyboardInterrupt:
+        return _failed(arguments, INTERRUPTED, 130)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -254,9 +259,20 @@ def _result(summary: Summary) -> dict[str, Any]:
 
 def _failed(arguments: argparse.Namespace, error: object, code: int) -> int:
     if arguments.json:
-        print(json.dumps({"error": str(error)}))
+        print(json.dumps({"error": _fields(error)}))
     print(f"trace {arguments.command}: {error}", file=sys.stderr)
     return code
+
+
+def _fields(error: object) -> dict[str, str]:
+    """As all commands of `duemq` say it."""
+    if error == INTERRUPTED:
+        return {"code": "INTERRUPTED", "message": INTERRUPTED}
+    if not isinstance(error, DuemqError):
+        return {"code": "FAILED", "message": str(error)}
+    fields = {"code": error.code.name, "message": error.message}
+    named = {"field": error.field, "value": error.value, "limit": error.limit}
+    return fields | {name: str(value) for name, value in named.items() if value}
 
 
 if __name__ == "__main__":

@@ -10,8 +10,14 @@ import click
 
 from duemq_analytics.options import OFFSETS_PER_TRIGGER_LIMIT
 from duemq_analytics.show_command import show
+from duemq_cli import times
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
+
+
+def _ago(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A length of time; with the sign that other commands want, too."""
+    return times.delay(context, param, value and value.removeprefix("-"))
 
 
 @click.group()
@@ -32,7 +38,7 @@ trace.add_command(show)
 )
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @click.option("--lake", metavar="DIR", help="Of what `duemq trace land` has landed there.")
-@click.option("--since", metavar="TIME", help="Only the last 2h, 7d, …")
+@click.option("--since", metavar="TIME", callback=_ago, help="Only the last 2h, 7d, …")
 @session_options
 @pass_session
 def report(
@@ -44,6 +50,9 @@ def report(
 
     Spans are there when services and clients trace to DueMQ: `duemq up --tracing duemq`, and
     DUEMQ_TRACING=duemq for clients.  Needs Java 17 and the distribution duemq-analytics.
+
+    The exit code of this command, of `land` and of `compact` is 1 if it failed, also where the
+    cluster cannot be reached, and 2 for wrong usage, or if Java or a package is missing.
 
     \b
     Examples:
@@ -63,7 +72,12 @@ def report(
     "--output", metavar="DIR", required=True, help="The lake: a folder that all tasks reach."
 )
 @click.option("--once", is_flag=True, help="Land what is there now, then end.")
-@click.option("--every", metavar="TIME", help="Look for new spans so often (1m), until SIGTERM.")
+@click.option(
+    "--every",
+    metavar="TIME",
+    callback=times.delay,
+    help="Look for new spans so often (1m), until Ctrl-C or SIGTERM.",
+)
 @click.option(
     "--messages-per-batch",
     "messages",
@@ -103,7 +117,12 @@ def land(
 
 @trace.command()
 @click.option("--lake", metavar="DIR", required=True, help="What `duemq trace land` has written.")
-@click.option("--keep", metavar="TIME", help="Drop hours that ended so long ago, like 30d.")
+@click.option(
+    "--keep",
+    metavar="TIME",
+    callback=times.delay,
+    help="Drop hours that ended so long ago, like 30d.",
+)
 @session_options
 @pass_session
 def compact(session: Session, lake: str, keep: str | None) -> int:

@@ -205,6 +205,8 @@ def resend(
                     )
                 )
             tally.sum_up()
+            if not (tally.done or tally.failed or missing):
+                output.note("no such dead letter")
     output.missing(missing)
     if tally.failed:
         return Exit.FAILED

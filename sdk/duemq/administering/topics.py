@@ -108,7 +108,7 @@ class Topics(Asking):
 
         Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
         """
-        found = await self._asked_all(name)
+        found = await self._described_topic(name)
         ids = {broker: answer.topic_id for broker, answer in found.by_broker.items()}
         deleted, away = await self._done(
             {broker: self._deleting(name, topic_id) for broker, topic_id in ids.items()},
@@ -141,7 +141,7 @@ class Topics(Asking):
         Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
         if a broker is away.
         """
-        found = await self._asked_all(name)
+        found = await self._described_topic(name)
         purged = [
             PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
             for each in _queues(found)
@@ -205,7 +205,7 @@ class Topics(Asking):
         Brokers that do not answer are in `missing`.  Raises TopicNotFound, and Unavailable if only
         a missing broker could know it.
         """
-        found = await self._asked_all(name)
+        found = await self._described_topic(name)
         return TopicDescription(
             name,
             min(answer.topic.message_bytes_max for answer in found.by_broker.values()),
@@ -213,7 +213,7 @@ class Topics(Asking):
             found.missing,
         )
 
-    async def _asked_all(self, name: str) -> Answers[admin_pb2.TopicDescription]:
+    async def _described_topic(self, name: str) -> Answers[admin_pb2.TopicDescription]:
         """Of the brokers that have the topic, at least one.  Raises as `describe_topic`."""
         request = admin_pb2.DescribeTopicRequest(name=name)
         found = await self._asker.each(

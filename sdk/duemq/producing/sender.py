@@ -18,6 +18,7 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Frame
 from duemq.producing.pumping.pump import NEVER, Answer, Pump, Step
 from duemq.producing.waiting import until_done
+from duemq.protocol.names import check_sent_to
 from duemq.settings import ProducerSettings
 from duemq.tracing import meters, spans
 from duemq.transport import status
@@ -55,8 +56,9 @@ class Sender:
     async def open_target(self, topic: str) -> Target:
         """Finds the topic, made if need be, and connects to its brokers.
 
-        Raises TopicNotFound, InvalidArgument, Unavailable, Closed.
+        Raises TopicNotFound, InvalidArgument, PermissionDenied, Unavailable, Closed.
         """
+        check_sent_to(topic)  # before it is made
         settings = self.pump.settings
         await self._client.topic_route(
             topic, create=settings.create_topics, timeout_s=settings.send_timeout_s

@@ -2,6 +2,7 @@
 
 import re
 
+from duemq.errors import PermissionDenied
 from duemq.protocol import checks
 
 TOPIC_CHARACTERS_MAX = 127
@@ -45,6 +46,16 @@ def check_topic(name: str) -> None:
             "topic",
             name,
             "names with % belong to the system: %TRACE%, %RETRY%<group>, %DLQ%<group>",
+        )
+
+
+def check_sent_to(topic: str) -> None:
+    """Raises PermissionDenied for a topic that brokers alone write to."""
+    if group_of(topic):
+        raise PermissionDenied(
+            f"topic: {topic} holds what a group sent back: only brokers write to it",
+            field="topic",
+            value=topic,
         )
 
 

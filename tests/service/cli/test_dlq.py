@@ -97,6 +97,9 @@ async def test_resend_prints_what_it_sent(cluster: Cluster) -> None:
     assert people.exit_code == 0
     assert "id-a1  → orders b0/" in people.stdout
     assert "2 sent again, 0 not" in people.stderr
+    for choice, ends in (("--id=id-c1", Exit.NOT_FOUND), ("--key=none", Exit.OK)):
+        nothing = await run(cluster, "resend", GROUP, choice)
+        assert (nothing.exit_code, nothing.stderr) == (ends, "no such dead letter\n")
 
 
 async def test_what_cannot_be_sent_makes_it_fail(

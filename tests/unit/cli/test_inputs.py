@@ -49,7 +49,8 @@ def test_csv_rows_become_json_objects() -> None:
 @pytest.mark.parametrize("bad", [b"1,2,3\n", b"\xff,2\n", b'"a"b,2\n'])
 def test_a_bad_csv_row_is_an_error_and_the_rest_is_read(bad: bytes) -> None:
     entries = list(inputs.from_csv(lines(b"x,y\n1,2\n" + bad + b"3,4\n")))
-    assert [bool(e.error) for e in entries] == [False, True, False]
+    assert [(e.line, bool(e.error)) for e in entries] == [(2, False), (3, True), (4, False)]
+    assert "line 3" in str(entries[1].error)
     assert entries[2].columns == {"x": "3", "y": "4"}
 
 

@@ -1,11 +1,14 @@
 """The command without Spark: what it says of failures, and how it takes paths."""
 
 import io
+import json
 import os
+from datetime import timedelta
 
 import pytest
 from click.testing import CliRunner
 
+from duemq.errors import InvalidArgument
 from duemq_analytics import __main__ as command
 from duemq_analytics import failures, output
 from duemq_analytics.command import trace
@@ -64,6 +67,34 @@ def test_what_the_job_takes_duemq_takes_too(tmp_path, monkeypatch):
         12,
         True,
     )
+
+
+@pytest.mark.parametrize("since", ["2h", "-2h"])
+def test_how_long_ago_may_have_the_sign_of_other_commands(since, tmp_path, monkeypatch):
+    became = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environment: became.extend(arguments))
+    given = ["report", "--output", str(tmp_path), "--since", since]
+    CliRunner().invoke(trace, given, catch_exceptions=False)
+    assert command._parser().parse_args(became[3:]).since == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    "given", [["report", "--since"], ["land", "--output=x", "--every"], ["compact", "--keep"]]
+)
+def test_a_wrong_length_of_time_is_told_in_the_command_s_words(given):
+    with pytest.raises(InvalidArgument, match=f"^{given[-1]} 'soon' is no delay: "):
+        CliRunner().invoke(trace, [*given, "soon"], catch_exceptions=False)
+
+
+def test_ctrl_c_ends_a_job_in_a_line(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_report", interrupted)
+    assert command.main(["report", "--output", str(tmp_path), "--json"]) == 130
+    said = capsys.readouterr()
+    assert said.err == "trace report: interrupted\n"
+    assert json.loads(said.out) == {"error": {"code": "INTERRUPTED", "message": "interrupted"}}
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "1.5", "1000000001", "x"])

@@ -29,7 +29,7 @@ def test_a_missing_java_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     code = command.main(["report", "--output", str(tmp_path), "--json"])
     said = capsys.readouterr()
     assert code == 2
-    assert "Spark needs Java 17" in json.loads(said.out)["error"]
+    assert "Spark needs Java 17" in json.loads(said.out)["error"]["message"]
     assert said.err.count("\n") == 1
 
 

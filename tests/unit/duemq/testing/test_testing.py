@@ -9,7 +9,7 @@ import pytest
 
 import duemq
 from duemq import ConsumerSettings, Producer, PushConsumer, RetryLater, Sql, aio
-from duemq.errors import Closed, InvalidArgument
+from duemq.errors import Closed, InvalidArgument, PermissionDenied
 from duemq.producing.cancels import CancelOutcome
 from duemq.testing import ConsumerOptions, MemoryCluster
 from duemq.testing import aio as testing_aio
@@ -309,6 +309,12 @@ def test_what_the_twin_cannot_do_is_refused(cluster):
     for wrong in ({"queues": 0}, {"now": datetime(2030, 1, 1)}):
         with pytest.raises(InvalidArgument):
             MemoryCluster(**wrong)
+
+
+def test_what_only_brokers_write_to_is_refused(cluster, producer):
+    with pytest.raises(PermissionDenied):
+        producer.send("%RETRY%g", b"x")
+    assert not cluster.messages("%RETRY%g")
 
 
 def test_many_threads_send(cluster, producer):
