@@ -12,7 +12,7 @@ from duemq.v1 import admin_pb2, stubs
 from duemq_server.broker import process as broker_process
 from duemq_server.serving.clock import now_ms
 from tests.service.running_broker import batch, running_broker, topic_name
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
 
 HOUR_MS = 3_600_000
 
@@ -29,7 +29,11 @@ def second(cluster: Cluster, directory):
     )
 
 
-async def test_a_second_process_with_a_brokers_name_never_serves(cluster, tmp_path, caplog) -> None:
+async def test_a_second_process_with_a_brokers_name_never_serves(
+    cluster, tmp_path, monkeypatch
+) -> None:
+    # Else a nameserver that is slow to answer is passed over.
+    monkeypatch.setattr("duemq_server.serving.registration.CHECK_TIMEOUT_S", WAIT_S)
     topic = topic_name()
     await cluster.send(topic, [b"kept"], broker="b1")
     started: list[str] = []
