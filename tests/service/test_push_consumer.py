@@ -239,7 +239,7 @@ async def test_a_filter_takes_its_tags_and_the_group_passes_over_the_rest(
     await cluster.send(topic, bodies, tags=["a", "b", "c", ""], queue_id=0)
     consumer = await consumers.start(topics={topic: "a || c"}, settings={"pull_wait_s": 0.1})
     await until(lambda: len(consumers.all) >= 2)
-    assert consumers.all == [b"a", b"c"]
+    assert sorted(consumers.all) == [b"a", b"c"]
     holding = MessageQueue(topic, "b0", 0)
     await until(lambda: holding in consumer.queues)
     await consumer.close()
@@ -487,7 +487,8 @@ async def test_what_was_sent_back_and_not_committed_is_skipped_by_who_comes_next
     await client.SendBack(broker_pb2.SendBackRequest(group="billing", messages=failures))
     await consumers.start()
     await until(lambda: len(consumers.all) >= 7)
-    assert consumers.all == [body for body in bodies if body not in (b"2", b"3", b"7")]
+    expected = [body for body in bodies if body not in (b"2", b"3", b"7")]
+    assert sorted(consumers.all) == expected
 
 
 async def test_what_fails_as_the_consumer_closes_is_sent_back_before_the_last_commit(
