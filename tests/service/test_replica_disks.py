@@ -1,15 +1,18 @@
 """One trouble at a time with the disks of replicas: full, short of space, failed."""
 
 import asyncio
+import threading
 
 import pytest
 
 from duemq.errors import Internal
 from duemq_server.replication import disk_id
+from duemq_server.replication.running import process
 from duemq_server.replication.running.leading.term import FULL_MS, Leading
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
+from tests.service.replica_group import SmallFile
 from tests.service.replica_network import LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
@@ -93,6 +96,32 @@ async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
         await group.write(b"two")
         leader.disk.full = False
         await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_a_leader_that_stops_while_its_disk_stalls_lets_another_one_lead(
+    running, monkeypatch
+):
+    """It cannot hand over, and cannot end before its last sync does."""
+    monkeypatch.setattr(process, "HAND_OVER_S", 0.2)
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        may_sync = threading.Event()
+
+        def fdatasync(file):
+            if file._disk is leader.disk:
+                may_sync.wait(LASTING_S)
+            file._file.fdatasync()
+
+        monkeypatch.setattr(SmallFile, "fdatasync", fdatasync, raising=False)
+        log = leader.replica.state.log
+        waits = asyncio.create_task(leader.term.write(b"one"))
+        await until(lambda: log.durable_position < log.written_position == log.end_position)
+        stopping = asyncio.create_task(leader.stop())
+        await until(lambda: any(each.term is not None for each in others_of(group, leader)))
+        assert not stopping.done()
+        may_sync.set()
+        await stopping
+        waits.cancel()
+        await group.write(b"two")
 
 
 async def test_who_survives_with_a_full_disk_leads_when_there_is_space(running):
