@@ -399,6 +399,13 @@ class Leader:
             for each in self._progress.values()
         )
 
+    def is_outrun(self) -> bool:
+        """Whether another one in sync has on its disk what this one's has not taken yet."""
+        return any(
+            each.replica in self.record.in_sync and (each.durable or 0) > self.durable
+            for each in self._progress.values()
+        )
+
     # -- reads ----------------------------------------------------------------
 
     def renewed(self, began_ms: int) -> None:

@@ -264,12 +264,16 @@ class Replica:
         """Clean stop; a leader hands over first.  Nothing is stopped where all begins anew."""
         if self._begins_anew:
             return
-        leading = self.leading
-        if leading is not None and self.term is not None:
-            await self._stop_leading(leading, self.term)
+        leading, term, successor = self.leading, self.term, ""
+        if leading is not None and term is not None:
+            successor = await self._hand_over(leading, term)
+        if leading is not None:
+            await leading.stop()
+        # A disk that stalls holds up the rest, and must not hold up who leads next.
+        await self._release_lease()
+        if term is not None:
+            await term.stop(handed_over=bool(successor))
         else:
-            if leading is not None:
-                await leading.stop()
             await self.campaign.end()
             if not self._failed:  # else what is applied may be half of it
                 try:
@@ -278,13 +282,16 @@ class Replica:
                     log.error("stops without a checkpoint: %s", error)
             self.state.close()
         await self.server.stop()
+        self.store.close()
+
+    async def _release_lease(self) -> None:
         try:
             await self.store.release(self.me)
         except StoreError as error:
             log.info("the lease runs out by itself: %s", error)
-        self.store.close()
 
-    async def _stop_leading(self, leading: Leading, term: Term) -> None:
+    async def _hand_over(self, leading: Leading, term: Term) -> str:
+        """Who leads next; empty: nobody is known to."""
         leading.leader.resign()
         await self.server.drain()
         term.quiesce()
@@ -295,5 +302,4 @@ class Replica:
             log.info("%s leads from now on", successor or "another one")
         except Timeout as error:
             log.warning("stops without a successor: %s", error)
-        await term.stop(handed_over=bool(successor))
-        await leading.stop()
+        return successor

@@ -73,14 +73,14 @@ async def test_who_was_elected_with_a_loss_has_the_name_of_whom_it_replaces(clus
         register = stubs.NameserverStub(connection).Register
         assert (await status.answer(register(last_words))).accepted
         elected = nameserver_pb2.BrokerReport(name="b2", address="127.0.0.1:2", store_id=22)
-        registration = Registration(
-            (cluster.nameserver,), 1.0, 2, lambda: elected, formers=[7, 11]
-        )
+        registration = Registration((cluster.nameserver,), 1.0, 2, lambda: elected, formers=[7, 11])
         await registration.check_free()
         registration.start()
         await until(
-            lambda: [one.report.store_id for one in cluster.registry.brokers][1:] == [22]
-            or registration.refused.done()
+            lambda: (
+                [one.report.store_id for one in cluster.registry.brokers][1:] == [22]
+                or registration.refused.done()
+            )
         )
         assert not registration.refused.done()
         assert not (await status.answer(register(last_words))).accepted
