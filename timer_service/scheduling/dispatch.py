@@ -329,7 +329,9 @@ class Dispatcher:
         peer.unacked_bytes -= len(batch.records)
         lanes = self._unanswered[batch.target]
         lanes[batch.lane] -= 1
-        if not +lanes:
+        if not lanes[batch.lane]:
+            del lanes[batch.lane]
+        if not lanes:
             del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]
