@@ -223,7 +223,7 @@ class Scheduler:
         self._ticked_ms = now_ms
         due = self.near.take_due(now_ms, self.limits.tick_rows_max)
         if len(due):
-            self._make_ready(due)
+            self.dispatcher.due.sort_in(due, self.near.table)
         self.dispatcher.stirred = True  # unless all of it goes through
         self._release_resumed()
         self.dispatcher.stirred = self._build_batches(now_ms) or bool(self._resumed)
@@ -234,7 +234,7 @@ class Scheduler:
         At or before the time of the last tick: there is more to do at once.  Whatever makes it
         sooner calls `on_sooner`.
         """
-        if self.dispatcher.stirred and self.dispatcher.waiting:
+        if self.dispatcher.stirred and self.dispatcher.due.waiting:
             return self._ticked_ms
         next_due_ms = self.near.wheel.next_due_ms()
         failover_ms = self.dispatcher.next_failover_ms(self._ticked_ms)
@@ -251,40 +251,20 @@ class Scheduler:
         self.dispatcher.stir()
 
     def _release_resumed(self) -> None:
-        while self._resumed and not self.dispatcher.waiting_for(self._resumed[0]):
+        while self._resumed and not self.dispatcher.due.waiting_for(self._resumed[0]):
             self._resumed.popleft()
         if self._resumed:
-            ids = self.dispatcher.take(self._resumed[0], self.limits.tick_rows_max)
-            self._make_ready(self.near.live(ids))
+            ids = self.dispatcher.due.take(self._resumed[0], self.limits.tick_rows_max)
+            self.dispatcher.due.sort_in(self.near.live(ids), self.near.table)
 
     def _clock_went_back(self, now_ms: int) -> None:
         """What was handed out and is no longer due waits again; what was dispatched goes out."""
         self.dispatcher.release_held(now_ms)
-        for target in self.dispatcher.turns():
-            ids = self.near.live(self.dispatcher.take_all(target))
+        for target in self.dispatcher.due.turns():
+            ids = self.near.live(self.dispatcher.due.take_all(target))
             due = self.near.table.due_ms[ids] <= now_ms
-            self.dispatcher.put_back(target, ids[due])
+            self.dispatcher.due.put_back(target, ids[due])
             self.near.hand_back(ids[~due])
-
-    def _make_ready(self, ids: Ids) -> None:
-        targets = self.near.table.target[ids]
-        distinct = set(targets.tolist())
-        if len(distinct) == 1:
-            self._wait(distinct.pop(), ids)
-            return
-        for target in distinct:
-            self._wait(target, ids[targets == target])
-
-    def _wait(self, target: int, ids: Ids) -> None:
-        """Timers of a target wait for their turn: what comes late goes in front of later ones."""
-        due_ms = self.near.table.due_ms
-        latest_ms = int(due_ms[ids].max(initial=0))
-        if len(ids) and self.dispatcher.latest_ms(target) > int(due_ms[ids].min()):
-            ids = np.concatenate([self.dispatcher.ids_of(target), ids])
-            ids = ids.take(np.argsort(due_ms[ids], kind="stable"))
-            self.dispatcher.replace(target, ids, latest_ms)
-        else:
-            self.dispatcher.add(target, ids, latest_ms)
 
     def _build_batches(self, now_ms: int) -> bool:
         """Cuts batches from the targets in turn; True if there may be more."""
@@ -292,7 +272,7 @@ class Scheduler:
         progress = True
         while progress:
             progress = False
-            for target in self.dispatcher.turns():
+            for target in self.dispatcher.due.turns():
                 if built >= self.limits.tick_batches_max:
                     return True
                 if self._build_batch(target, now_ms):
@@ -306,7 +286,7 @@ class Scheduler:
         if lane is None:
             return False
         self._flush_acks()  # may raise: nothing is taken yet
-        ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
+        ids = self.near.live(self.dispatcher.due.take(target, BATCH_ROWS_MAX))
         if self.holds.by_key:
             ids = self._keep_back(ids, self.numbers.targets[target].topic)
         if not len(ids):
@@ -315,7 +295,7 @@ class Scheduler:
         if rows.body_bytes() > BATCH_BYTES_MAX:
             ends = np.cumsum(rows.size, dtype=np.int64)
             fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
-            self.dispatcher.put_back(target, ids[fits:])
+            self.dispatcher.due.put_back(target, ids[fits:])
             ids, rows = ids[:fits], rows.slice(0, fits)
         numbers = sorted(set(rows.source.tolist()))
         index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
@@ -332,7 +312,7 @@ class Scheduler:
                 log_entries.DISPATCH, [log_entries.encode_dispatch(dispatched)]
             )
         except BaseException:
-            self.dispatcher.put_back(target, ids)
+            self.dispatcher.due.put_back(target, ids)
             raise
         blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
         batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
@@ -365,7 +345,7 @@ class Scheduler:
                 room = self.numbers.number_target(waiting_room(hold))
                 rooms.setdefault(room, []).append(at)
         for room, places in rooms.items():
-            self.dispatcher.add(room, ids[places])
+            self.dispatcher.due.add(room, ids[places])
         return np.delete(ids, [at for places in rooms.values() for at in places])
 
     # -- events -----------------------------------------------------------
@@ -426,4 +406,4 @@ class Scheduler:
         if held != self.ledger.pending:
             raise InvariantError(f"{held} timers are held, the ledger says {self.ledger}")
         self.topics.check(self)
-        self.near.check(self.dispatcher.waiting)
+        self.near.check(self.dispatcher.due.waiting)

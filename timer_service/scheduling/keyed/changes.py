@@ -83,7 +83,7 @@ class Change(ABC):
 
     @property
     def _remembered(self) -> RequestKey:
-        """What its answer is kept under: with errors nothing, who asks again is not told the rest."""
+        """What its answer is kept under: who asks again after errors is not told the rest of it."""
         return RequestKey(NO_REQUEST) if self.errors else self.request
 
     def advance(self, now_ms: int) -> bool:
