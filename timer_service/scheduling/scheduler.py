@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from duemq.errors import InvariantError, OffsetOutOfRange
+from duemq.errors import InvariantError
 from duemq_recurring.schedules import Schedules
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
@@ -61,7 +61,7 @@ from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Dispatched, Restarted, SourceId, TargetId
 from duemq_server.timer_service.timers.near import Near
-from duemq_server.timer_service.timers.rows import Blob, Home
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows
 from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 
 _log = logging.getLogger(__name__)
@@ -103,13 +103,7 @@ class Scheduler:
         self.topics = TopicCounts(self.numbers)
         self.due_counts = DueCounts()
         self.tiers = Tiers(
-            limits,
-            self.near,
-            segments,
-            self.numbers,
-            self.topics,
-            self.tombstones,
-            self.due_counts,
+            limits, self.near, segments, self.numbers, self.topics, self.tombstones, self.due_counts
         )
         self.parking = Parking(
             limits, self.dispatcher, self.holds, self.numbers, self.near, self.tiers
@@ -150,19 +144,9 @@ class Scheduler:
         fetched = [each for each in fetched if each.frame.end_offset > wanted]
         if not fetched:
             return Ingested(0)
-        base = expected = fetched[0].frame.base_offset
-        if source is not None and wanted != fetched_from:
-            expected = wanted
-        for each in fetched:
-            if each.frame.base_offset != expected:
-                raise OffsetOutOfRange(
-                    f"{broker}, queue {source_id.queue_id}: offset {each.frame.base_offset} came"
-                    f" where {expected} was expected",
-                    field="offset",
-                    value=each.frame.base_offset,
-                    limit=expected,
-                )
-            expected = each.frame.end_offset
+        base = fetched[0].frame.base_offset
+        expected = wanted if source is not None and wanted != fetched_from else base
+        end_offset = intake.check_whole(fetched, expected, f"{broker}, queue {source_id.queue_id}")
         start = fetched[0].start
         new = memoryview(data)[start:] if start else data
         parts = log_entries.encode_add(source_id, broker, new)
@@ -179,8 +163,8 @@ class Scheduler:
         if start:
             fetched = list(intake.frames_in(new))
         ingested = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
-        number = self.numbers.number_source(source_id, broker, expected)  # known by now
-        self._arrivals.append((end, self.numbers.sources[number], expected))
+        number = self.numbers.number_source(source_id, broker, end_offset)  # known by now
+        self._arrivals.append((end, self.numbers.sources[number], end_offset))
         return ingested
 
     def apply_add(
@@ -285,18 +269,10 @@ class Scheduler:
         lane = self.dispatcher.choose(self.numbers.targets[target], now_ms, gathering)
         if lane is None:
             return False
-        self._flush_acks()  # may raise: nothing is taken yet
-        ids = self.near.live(self.dispatcher.due.take(target, BATCH_ROWS_MAX))
-        if self.holds.by_key:
-            ids = self._keep_back(ids, self.numbers.targets[target].topic)
+        self.flush_acks()  # may raise: nothing is taken yet
+        ids, rows = self._take_batch(target)
         if not len(ids):
             return True
-        rows = self.near.rows(ids)
-        if rows.body_bytes() > BATCH_BYTES_MAX:
-            ends = np.cumsum(rows.size, dtype=np.int64)
-            fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
-            self.dispatcher.due.put_back(target, ids[fits:])
-            ids, rows = ids[:fits], rows.slice(0, fits)
         numbers = sorted(set(rows.source.tolist()))
         index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
         dispatched = Dispatched(
@@ -332,6 +308,19 @@ class Scheduler:
         self.topics.of_target(target).fired += batch.count
         self.ledger.in_flight += batch.count
         return True
+
+    def _take_batch(self, target: int) -> tuple[Ids, Rows]:
+        """Of those that wait; none: all that could be taken are cancelled, or held."""
+        ids = self.near.live(self.dispatcher.due.take(target, BATCH_ROWS_MAX))
+        if self.holds.by_key:
+            ids = self._keep_back(ids, self.numbers.targets[target].topic)
+        rows = self.near.rows(ids)
+        if rows.body_bytes() > BATCH_BYTES_MAX:
+            ends = np.cumsum(rows.size, dtype=np.int64)
+            fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
+            self.dispatcher.due.put_back(target, ids[fits:])
+            ids, rows = ids[:fits], rows.slice(0, fits)
+        return ids, rows
 
     def _keep_back(self, ids: Ids, topic: str) -> Ids:
         """Those whose keys are not held; the others wait apart from them."""
@@ -376,11 +365,11 @@ class Scheduler:
             self.ledger.in_flight -= batch.count
             self._acks.append(batch.position)
             if len(self._acks) >= ACKS_MAX:
-                self._flush_acks()
+                self.flush_acks()
         elif lane.failures == 1:
             self.dispatcher.stir()  # what waited for this answer may go elsewhere
         if lane.must_restart():
-            self._flush_acks()
+            self.flush_acks()
             restarted = Restarted(lane.id, lane.epoch + 1)
             _, end = self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(restarted)])
             lane.restart(restarted.epoch)
@@ -391,9 +380,6 @@ class Scheduler:
 
     def flush_acks(self) -> None:
         """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""
-        self._flush_acks()
-
-    def _flush_acks(self) -> None:
         if self._acks:
             self.log.append(log_entries.ACK, [log_entries.encode_ack(self._acks)])
             self._acks = []
