@@ -83,9 +83,10 @@ def test_what_a_commit_names_is_there_until_another_takes_its_place(tmp_path, mo
     """A job that ends in between leaves the commit before: readers want its files."""
     table = ParquetSpans(tmp_path)
     (refused,) = table.land("q-0000000001", Messages(0, body=b"\xff"), "offsets 0 to 1").quarantine
-    with monkeypatch.context() as killed, pytest.raises(OSError, match="killed"):
-        killed.setattr(Commits, "put", Mock(side_effect=OSError("killed")))
-        ParquetSpans(tmp_path).land("q-0000000001", Messages(0), "offsets 0 to 2")
+    again = ParquetSpans(tmp_path)
+    monkeypatch.setattr(again._commits, "put", Mock(side_effect=OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        again.land("q-0000000001", Messages(0), "offsets 0 to 2")
     assert (tmp_path / refused).exists()
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0), "offsets 0 to 2")
     assert not (tmp_path / refused).exists()
