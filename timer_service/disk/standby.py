@@ -17,7 +17,7 @@ start that was killed.
 
 A log may end before its checkpoint was made: the checkpoint came as a snapshot, or the disk lost
 what had been durable.  The replica is in no set then; passes wait until the leader has sent the
-rest.  A snapshot arrives beside all that (arriving.py), and then takes its place (installing.py).
+rest.  A snapshot arrives beside all that, and then takes its place (snapshots/).
 
 Owned by whoever runs the replica: one thread at a time; another one may extend and sync the log.
 """
@@ -36,8 +36,7 @@ from duemq_server.storage.disk import Disk
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up, epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from duemq_server.timer_service.disk import arriving, checkpoint_state, installing
-from duemq_server.timer_service.disk.arriving import Arriving
+from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import (
     LOG_GROUP_BYTES_MAX,
@@ -53,6 +52,8 @@ from duemq_server.timer_service.disk.data_directory import (
 )
 from duemq_server.timer_service.disk.housekeeping import Save
 from duemq_server.timer_service.disk.log_view import LogView
+from duemq_server.timer_service.disk.snapshots import arriving, installing
+from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.timers.limits import Limits
 
 TIME_STEP_MS = 500  # a fire is late from a second on

@@ -20,10 +20,11 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from duemq_server.timer_service.disk import checkpoint_state, snapshot
-from duemq_server.timer_service.disk.arriving import Arriving
+from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import checkpoint_path, save_checkpoint
+from duemq_server.timer_service.disk.snapshots import snapshot
+from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 
 INSTALLING = "installing"
 
