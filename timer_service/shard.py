@@ -353,16 +353,16 @@ class Shard:
         await self.log_loop.stop()
         if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:
             try:
-                await asyncio.to_thread(self._last_save)
+                await asyncio.to_thread(self._last_save, self.firing.now_ms())
             except StorageError as error:
                 log.error("no last checkpoint: %s", error)
         if not failed.done():
             failed.cancel()
         self.directory.log.close()
 
-    def _last_save(self) -> None:
+    def _last_save(self, now_ms: int) -> None:
         if not self.scheduler.tiers.flushing:
-            save_now(self.directory.log, self.directory.housekeeper, self.firing.now_ms())
+            save_now(self.directory.log, self.directory.housekeeper, now_ms)
 
 
 def _not_arrived(timer: Handle | TimerKey) -> Unavailable:
