@@ -42,11 +42,12 @@ class Firing:
         log_loop.on_progress = self._release
 
     def now_ms(self) -> int:
-        """What due times are compared with: this machine's clock, or brokers' that are behind.
-
-        For the thread of the event loop.
-        """
+        """What due times are compared with: this machine's clock, or brokers' that are behind."""
         self.check_clock()
+        return self.corrected_ms()
+
+    def corrected_ms(self) -> int:
+        """The same as it was last corrected; also for other threads, which may not do that."""
         return now_ms() - self._behind_ms
 
     def ahead_ms(self) -> int:

@@ -312,8 +312,8 @@ class Shard:
         return self.scheduler.dispatcher.queues(topic)
 
     def overdue(self) -> int:
-        """Timers that are due and not dispatched, wherever they lie."""
-        return self.scheduler.tiers.overdue(self.firing.now_ms())
+        """Timers that are due and not dispatched, wherever they lie; also for other threads."""
+        return self.scheduler.tiers.overdue(self.firing.corrected_ms())
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""

@@ -1,6 +1,8 @@
 """What goes on in time though the clock is set."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +11,7 @@ import pytest
 from duemq.protocol.route import RouteCache
 from duemq_recurring.occurrences import CatchUp
 from duemq_server.timer_service.edge import broker_links
+from duemq_server.timer_service.edge.metrics import ShardCollector
 from duemq_server.timer_service.schedule_loop import SLEEP_S_MAX
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.schedules import changes
@@ -119,3 +122,16 @@ def test_a_clock_that_jumps_ahead_skips_nothing_of_a_schedule(
         assert world.broker.came["s"] == [START_MS, START_MS + HOUR_MS, START_MS + 2 * HOUR_MS]
 
     loop.run_until_complete(main())
+
+
+def test_metrics_which_are_read_in_another_thread_correct_no_clock(loop: ManualLoop) -> None:
+    async def main(quiet: Quiet) -> None:
+        checked: list[str] = []
+        quiet.shard.firing.check_clock = lambda: checked.append(threading.current_thread().name)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: list(ShardCollector(quiet.shard, lambda: 0).collect())).result()
+        assert not checked
+        quiet.shard.now_ms()
+        assert checked == [threading.current_thread().name]
+
+    run(loop, main)
