@@ -26,6 +26,7 @@ CORES = (
         f"timer_service/{each}"
         for each in (
             "disk",
+            "disk/snapshots",
             "far",
             "scheduling",
             "scheduling/bulk",

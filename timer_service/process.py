@@ -126,7 +126,7 @@ class TimerService:
         self._others.holders = lambda: self._links.holders
         self._links.before_first_fetch = HoldsOfOthers(self.shard, self._others, self.place).adopt
         self._links.on_claims = self._claims_changed.set
-        self.shard.firing.before_tick = self._links.look_at_clock
+        self.shard.firing.check_clock = self._links.look_at_clock
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
         self.server.registry.register(TopicCollector(self.shard))

@@ -22,9 +22,9 @@ from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
 from duemq_server.storage.disk import RealDisk
-from duemq_server.timer_service.disk import snapshot
-from duemq_server.timer_service.disk.arriving import Arriving
 from duemq_server.timer_service.disk.data_directory import load_checkpoint
+from duemq_server.timer_service.disk.snapshots import snapshot
+from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.process import TimerService

@@ -12,8 +12,7 @@ from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
 from duemq_analytics.page.waterfalls import KINDS
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import PLACES_MAX
-from duemq_analytics.waterfall.places import Place
+from duemq_analytics.waterfall.places import PLACES_MAX, Place
 from duemq_analytics.waterfall.spans_of import frame_spans
 
 pytestmark = pytest.mark.spark

@@ -37,3 +37,9 @@ def test_so_are_replicas(tmp_path: Path) -> None:
     assert planned(tmp_path) == ["broker-0/a", "broker-0/b", "broker-0/c"]
     with pytest.raises(InvalidArgument, match="3 replicas"):
         planned(tmp_path, replicas=1)
+
+
+def test_a_replica_whose_data_is_gone_counts_where_later_ones_have_theirs(tmp_path: Path) -> None:
+    for name in "ac":
+        (tmp_path / "broker-0" / name).mkdir(parents=True)
+    assert planned(tmp_path) == ["broker-0/a", "broker-0/b", "broker-0/c"]

@@ -106,10 +106,10 @@ class ParquetSpans:
         # As rows, not by mapInArrow, which wants pandas: a row is a message of up to 512 spans.
         rows = messages.rdd.mapPartitionsWithIndex(write).collect()
         batch = replace(_batch_of(key, rows), plan=plan)
+        self._commits.put(key, batch.as_json())
         if not self._repeated:  # Only the first one of a run can have been begun before.
             self._drop_earlier(batch)
             self._repeated = True
-        self._commits.put(key, batch.as_json())
         return batch
 
     def snapshot(self) -> Snapshot:

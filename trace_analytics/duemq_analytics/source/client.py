@@ -119,9 +119,7 @@ class QueueClient(Closing):
 
         Where nothing is answered nothing may be passed over: what is read from there tells.
         """
-        wanted = QueueRange(
-            queue.broker, queue.address, queue.queue, offset, queue.past, queue.topic_id
-        )
+        wanted = queue.between(offset, queue.past)
         try:
             answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
         except OffsetOutOfRange:  # retention was faster: it is older than all that is there

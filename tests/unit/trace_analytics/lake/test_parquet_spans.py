@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,6 +77,19 @@ def test_a_batch_that_is_planned_anew_takes_the_place_of_the_earlier_one(tmp_pat
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1, 2), plans[1])
     assert ParquetSpans(tmp_path).totals()["spans"] == 3
     assert ParquetSpans(tmp_path).ends() == {"b": {"0": 3}}
+
+
+def test_what_a_commit_names_is_there_until_another_takes_its_place(tmp_path, monkeypatch):
+    """A job that ends in between leaves the commit before: readers want its files."""
+    table = ParquetSpans(tmp_path)
+    (refused,) = table.land("q-0000000001", Messages(0, body=b"\xff"), "offsets 0 to 1").quarantine
+    again = ParquetSpans(tmp_path)
+    monkeypatch.setattr(again._commits, "put", Mock(side_effect=OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        again.land("q-0000000001", Messages(0), "offsets 0 to 2")
+    assert (tmp_path / refused).exists()
+    ParquetSpans(tmp_path).land("q-0000000001", Messages(0), "offsets 0 to 2")
+    assert not (tmp_path / refused).exists()
 
 
 def test_a_plan_is_what_spark_has_written_down(tmp_path):
