@@ -220,6 +220,8 @@ async def test_a_newcomer_that_does_not_fit_is_turned_out_when_a_former_member_c
         await first.hello(GROUP, "m1", topic)
         generation, _ = await first.assignment()
     await coordinator.cluster.stop_broker(HERE)
+    routes = coordinator.cluster.brokers[THERE]._routes.cache
+    await until(lambda: [each.name for each in routes.brokers] == [THERE])  # else it refers to HERE
     async with coordinator.joined(THERE) as newcomer, coordinator.joined(THERE) as former:
         await newcomer.hello(GROUP, "m0", topic, strategy="sticky")
         await newcomer.assignment()

@@ -13,9 +13,10 @@ import pytest
 
 import duemq
 from duemq.aio import Admin, PushConsumer
+from duemq.consumer import push
 from duemq.consumer.fetching import offset_client as offsets
 from duemq.consumer.fetching.offset_client import OffsetClient
-from duemq.consumer.group import group_share
+from duemq.consumer.group import group_share, membership
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import (
     Closed,
@@ -38,7 +39,7 @@ from duemq_server.broker.records.batch import IncomingBatch
 from duemq_server.broker.store.offsets import GENERATION_MARKS, GroupQueue, newest_generation
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import topic_name
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
 
 RETRY = "%RETRY%billing"
 QUICK = {"retry_wait_s_min": 0.001, "retry_wait_s_max": 0.01}
@@ -700,8 +701,15 @@ async def test_a_broker_that_restarts_is_consumed_on(cluster, topic, consumers) 
 LONG = {"session_timeout_s": 300}
 
 
+@pytest.fixture
+def patient_goodbyes(monkeypatch) -> None:
+    """One that is given up is never said again, and no session ends here."""
+    monkeypatch.setattr(membership, "LEAVE_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(push, "LEAVE_TIMEOUT_S", WAIT_S)
+
+
 async def test_a_clean_close_gives_the_queues_to_the_others_at_once(
-    cluster, topic, consumers
+    cluster, topic, consumers, patient_goodbyes
 ) -> None:
     first = await consumers.start("a", settings=LONG)
     second = await consumers.start("b", settings=LONG)
@@ -711,7 +719,7 @@ async def test_a_clean_close_gives_the_queues_to_the_others_at_once(
 
 
 async def test_a_close_that_waits_for_a_callback_gives_the_idle_queues_away_meanwhile(
-    cluster, topic, consumers
+    cluster, topic, consumers, patient_goodbyes
 ) -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -855,7 +863,9 @@ async def test_commits_that_last_do_not_prolong_a_close_again_and_again(
     assert rounds == [[0], [1], [0, 1, 2, 3]]  # what ended before the limit, once more, and all
 
 
-async def test_a_goodbye_reaches_whoever_coordinates_now(cluster, topic, consumers) -> None:
+async def test_a_goodbye_reaches_whoever_coordinates_now(
+    cluster, topic, consumers, patient_goodbyes
+) -> None:
     first = await consumers.start("a", settings=LONG)
     second = await consumers.start("b", settings=LONG)
     await until(lambda: len(first.queues) == len(second.queues) == 4)

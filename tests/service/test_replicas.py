@@ -298,7 +298,7 @@ async def test_while_the_store_is_away_members_and_the_leader_stay(group, tmp_pa
     with pytest.raises(Timeout, match=f"whether {gone} is a member"):
         await waiting
     await until(lambda: "cannot be read" in leader.replica.operators.status().reason)
-    await leader.term.write(b"one")
+    await lines.write(b"one")
     os.rename(tmp_path / "away", tmp_path / "leases")
     await until(lambda: not leader.replica.operators.status().reason)
     await leader.replica.operators.change_members(asked, confirmed=True)
