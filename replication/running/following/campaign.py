@@ -227,9 +227,10 @@ class Campaign:
         self._election.asked()
         self._news.set()
 
-    def left(self) -> None:
-        """A stream ended."""
-        self._hurried_ms = steady_ms() + 2 * self._times.lease_ms
+    def left(self, *, followed: bool) -> None:
+        """A stream ended; `followed`: it had been a follower's, and was not refused."""
+        if followed:
+            self._hurried_ms = steady_ms() + 2 * self._times.lease_ms
         self._news.set()
 
     # -- standing -----------------------------------------------------------------------------

@@ -41,8 +41,8 @@ class Candidate(Protocol):
         """The leader hands over."""
         ...
 
-    def left(self) -> None:
-        """A stream ended."""
+    def left(self, *, followed: bool) -> None:
+        """A stream ended; `followed`: it had been a follower's, and was not refused."""
         ...
 
 
@@ -129,7 +129,7 @@ class Streams:
             if following.welcomed:
                 self._backoff.reset()
             self.retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
-            self._candidate.left()
+            self._candidate.left(followed=following.welcomed)
 
     async def _followed(
         self, following: Following, follower: Follower, address: str

@@ -19,12 +19,14 @@ class Candidate:
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
         self.ended = 0
+        self.followed = False
 
     def note(self, role: str, reason: str) -> None:
         self.notes.append((role, reason))
 
-    def left(self) -> None:
+    def left(self, *, followed: bool) -> None:
         self.ended += 1
+        self.followed = followed
 
 
 class Following:
@@ -46,7 +48,7 @@ async def test_who_has_no_space_for_a_truncation_says_so_without_a_traceback(
     streams = Streams(me, copy, Times(), "h:1", candidate, None)  # type: ignore[arg-type]
     await streams._run(Following(), follower, "h:2")  # type: ignore[arg-type]
     assert candidate.notes == [("joining", "write /data/log/0.broken-640: no space left")]
-    assert (candidate.ended, copy.committed) == (1, 600)
+    assert (candidate.ended, candidate.followed, copy.committed) == (1, False, 600)
     assert not caplog.records
 
 
