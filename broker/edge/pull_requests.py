@@ -82,7 +82,7 @@ class PullRequests:
         self._disk.close()
 
     def _check_open(self) -> None:
-        """Nothing is given to who comes after `close`.  Raises Unavailable."""
+        """Nothing is given any more after `close`, whoever came before.  Raises Unavailable."""
         if self._parking.closing:
             raise stopping()
 
@@ -170,6 +170,7 @@ class PullRequests:
             if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
             try:
+                self._check_open()
                 queue = read.queue = self._queue_of(pull.group, read)
                 if read.scanned == queue.max_offset:
                     continue

@@ -8,7 +8,10 @@ from duemq.aio import PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Unavailable
 from duemq.transport import status
+from duemq.v1 import broker_pb2, error_pb2
 from duemq_server.broker import process
+from duemq_server.broker.edge.pull_stream import ParkedPull
+from duemq_server.broker.reading.pull import parse
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from tests.service.running_broker import batch, running_broker, topic_name
 from tests.service.running_cluster import running_cluster, until
@@ -54,6 +57,21 @@ async def test_nothing_is_given_to_who_comes_meanwhile(tmp_path) -> None:
         call = client.broker.PullStream()
         with pytest.raises(Unavailable, match="stopping"):
             await status.answer(call.read())
+
+
+async def test_nothing_is_given_to_who_waited_for_a_commit_meanwhile(tmp_path) -> None:
+    topic = topic_name()
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch(topic, [b"1"]))
+        broker.store.put_offsets("g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
+        parked = ParkedPull(pull=parse(asked), peer="p")  # its head is made
+        broker._pulls.close()
+        [answer] = await broker._pulls.answer(parked)
+        parked.give_place()
+        assert not answer.slices
+        assert "stopping" in str(status.from_proto(error_pb2.Error.FromString(answer.error)))
+        assert broker._activity.behind(broker.store.offsets.find) == []
 
 
 async def test_a_group_that_commits_nothing_is_not_waited_for_for_ever(tmp_path) -> None:
