@@ -350,7 +350,10 @@ class Broker:
         await asyncio.to_thread(self._key_indexer.close)
         healthy = await self._log_loop.stop()
         if healthy:
-            recovery.closed(self.settings.data_dir, self._disk)
+            try:
+                recovery.closed(self.settings.data_dir, self._disk)
+            except DiskFull as error:
+                log.error("the next start takes this stop for an unclean one: %s", error)
         committed = self._commits.position >= self.store.log.end_position
         if healthy and committed and not self.store.log.disk_full:
             try:

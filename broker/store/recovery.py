@@ -99,7 +99,7 @@ def open_store(
 
 
 def closed(data_dir: str, disk: Disk) -> None:
-    """All that was acknowledged is on the disk.  Raises DiskFailed."""
+    """All that was acknowledged is on the disk.  Raises DiskFull, DiskFailed."""
     Marker(data_dir, UNSYNCED, disk).remove()
 
 
