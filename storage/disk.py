@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to write.  A NumPy array goes in as its `.data`."""
@@ -312,3 +312,30 @@ def _write_rest(file: DiskFile, data: bytes, done: int, offset: int) -> int:
             raise DiskFailed(f"a write at {offset + done} took no bytes")
         done += wrote
     return offset + done
+
+
+def write_whole(path: str, pieces: Iterable[Buffer], disk: Disk) -> None:
+    """A file that is there with all of it or as it was before: its name after `fsync_dir`.
+
+    Raises DiskFull: what was written takes up no space; DiskFailed.
+    """
+    unfinished = f"{path}.tmp"
+    try:
+        with contextlib.closing(disk.open(unfinished, create=True)) as file:
+            end = 0
+            for piece in pieces:
+                end = write_all(file, [piece], end)
+            file.truncate(end)
+            file.fdatasync()
+        disk.rename(unfinished, path)
+    except DiskFull:
+        with contextlib.suppress(StorageError):
+            disk.unlink(unfinished)
+        raise
+
+
+def remove_durably(path: str, disk: Disk) -> None:
+    """Raises DiskFull: try again; DiskFailed."""
+    if disk.exists(path):  # else the try before came so far
+        disk.unlink(path)
+    disk.fsync_dir(os.path.dirname(path))
