@@ -227,7 +227,10 @@ class Replica:
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self.campaign.copy.end()
-        self.term = term = self.service.lead(self.state, leading, self.server)
+        try:
+            self.term = term = self.service.lead(self.state, leading, self.server)
+        except DiskFull as full:
+            raise BeginAnew(f"it has no space to lead: {full}") from full
         await term.start()
         self.campaign.leads()
         await self.server.ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import grpc.aio
@@ -32,12 +33,14 @@ T = TypeVar("T")
 
 
 async def in_thread(do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Has a thread do something; to its end, also if the caller is cancelled."""
+    """Has a thread do something; to its end, however often the caller is cancelled."""
     work = asyncio.create_task(asyncio.to_thread(do, *args, **named))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.gather(work, return_exceptions=True)
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((work,))
         raise
 
 
