@@ -24,6 +24,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.transport.routing.route_watcher import RouteWatcher
@@ -58,6 +59,7 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.sampler import Sampler
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import group_changes
 from duemq_server.broker.store.keys.key_builder import KeyBuilder
 from duemq_server.broker.store.recovery import Opened
 from duemq_server.broker.upkeep import Upkeep
@@ -280,7 +282,7 @@ class Broker:
             self.settings.name,
             session_timeout_ms=int(self.settings.session_timeout * 1000),
             groups_max=self.settings.groups_max,
-            check_known=self.store.check_group_known,
+            check_known=partial(group_changes.check_known, self.store),
         )
         self._group_store.restore(coordinator.table, now_ms())
         return coordinator

@@ -32,7 +32,11 @@ class Tables:
 
     def __init__(self, queues: QueueTable, settings: StoreSettings) -> None:
         self.queues = queues
-        self.topics = Topics(settings.default_queues, settings.limits.message_bytes_max)
+        self.topics = Topics(
+            settings.default_queues,
+            settings.limits.message_bytes_max,
+            auto_create=settings.auto_create_topics,
+        )
         self.producers = Producers(settings.lane_idle_ms)
         self.offsets = Offsets()
         self.groups = GroupConfigs(settings.retry)

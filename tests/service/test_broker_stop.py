@@ -13,6 +13,7 @@ from duemq_server.broker import process
 from duemq_server.broker.edge.pull_stream import ParkedPull
 from duemq_server.broker.reading.pull import parse
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DiskFull
@@ -66,7 +67,7 @@ async def test_nothing_is_given_to_who_waited_for_a_commit_meanwhile(tmp_path) -
     topic = topic_name()
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch(topic, [b"1"]))
-        broker.store.put_offsets("g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
         asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
         parked = ParkedPull(pull=parse(asked), peer="p")  # its head is made
         broker._pulls.close()
@@ -81,7 +82,7 @@ async def test_a_group_that_commits_nothing_is_not_waited_for_for_ever(tmp_path)
     topic = topic_name()
     async with running_broker(tmp_path, drain_timeout=0.05) as (broker, client):
         await client.send(batch(topic, [b"1"]))
-        broker.store.put_offsets("g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
         await client.pull(topic, group="g")
         async with asyncio.timeout(30):
             await broker._say_farewell()
