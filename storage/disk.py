@@ -120,6 +120,17 @@ class Disk(Protocol):
 
 
 @contextlib.contextmanager
+def _passing(what: str, path: str) -> Iterator[None]:
+    """Turns the OSErrors of too many open files into DiskFull (try again)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _TOO_MANY_OPEN:
+            raise DiskFull(f"{what} {path}: {error.strerror}") from error
+        raise
+
+
+@contextlib.contextmanager
 def _translated(what: str, path: str) -> Iterator[None]:
     """Turns OSError of a write into DiskFull (try again) or DiskFailed (stop)."""
     try:
@@ -215,12 +226,8 @@ class RealDisk:
         if create:
             with _translated("create", path):
                 return RealFile(path, os.open(path, flags, 0o644))
-        try:
+        with _passing("open", path):
             return RealFile(path, os.open(path, flags))
-        except OSError as error:
-            if error.errno in _TOO_MANY_OPEN:
-                raise DiskFull(f"open {path}: {error.strerror}") from error
-            raise
 
     def exists(self, path: str) -> bool:
         """See Disk."""
@@ -228,12 +235,8 @@ class RealDisk:
 
     def listdir(self, path: str) -> list[str]:
         """See Disk."""
-        try:
+        with _passing("list", path):
             return sorted(os.listdir(path))
-        except OSError as error:
-            if error.errno in _TOO_MANY_OPEN:
-                raise DiskFull(f"list {path}: {error.strerror}") from error
-            raise
 
     def makedirs(self, path: str) -> None:
         """See Disk."""

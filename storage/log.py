@@ -451,11 +451,12 @@ class SegmentedLog(LogReader):
         """Removes the segments that end at or before `position`; answers how many.
 
         The last segment always stays.  One thread at a time, any thread; appends
-        and reads go on.  Raises DiskFailed.
+        and reads go on, and a truncation.  Raises DiskFull: go on later; DiskFailed.
         """
         removed = 0
-        while len(self._segments) > 1 and self._segments[1].start <= position:
-            oldest = self._segments[0]
+        # One look at the tuple: a truncation may replace it by a shorter one.
+        while len(segments := self._segments) > 1 and segments[1].start <= position:
+            oldest = segments[0]
             # First: one that cannot be removed stays the oldest, or a start would find a gap.
             self._disk.unlink(oldest.path)
             self._files.forget(oldest.path)  # behind it, or a reader might open it once more

@@ -116,7 +116,7 @@ class Streams:
         try:
             needed = await following.run(address, self._tls)
             await self._install(address, follower.record, needed.log_start)
-        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: of what a truncation keeps
+        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: it may take more later
             self._candidate.note("joining", str(error))
         except DiskFailed as error:  # as where a write meets it: only a start finds what is left
             self._copy.writing.fail(error)
