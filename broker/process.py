@@ -164,7 +164,7 @@ class Broker:
             ("groups", self._groups.run()),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
-        await self.server.ready()
+        self.server.ready()
         process.trace("duemq-broker", self.settings)
 
     async def _began_ms(self) -> int:
@@ -344,7 +344,7 @@ class Broker:
         await self.registration.stop(deregister=not handed_over)
         await self._routes.stop()
         if self._lead is None:
-            await self.server.drain()
+            self.server.drain()
             await self._say_farewell()
             self.quiesce()
             await self.server.stop()

@@ -144,7 +144,7 @@ class Operators:
             )
         await self._read()  # who cannot take over must not be waited for
         leading.leader.resign()
-        await life.server.drain()
+        life.server.drain()
         term.quiesce()
         try:
             leader = await leading.hand_over(HAND_OVER_S, to)

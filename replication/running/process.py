@@ -57,7 +57,6 @@ class Replica:
         """`state`, `store` and `campaign` are there."""
         self._begins_anew = False
         self._failed = False
-        self._marks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Opens the data and serves replicas; clients, when it leads."""
@@ -101,10 +100,7 @@ class Replica:
 
     def _role_changed(self, role: str) -> None:
         """Ready is who may be left alone with what is acknowledged: a leader, or who is in sync."""
-        mark = self.server.ready if role in ("follower", "leader") else self.server.not_ready
-        task = asyncio.get_running_loop().create_task(mark(servicer.SERVICE))
-        self._marks.add(task)
-        task.add_done_callback(self._marks.discard)
+        self.server.ready(servicer.SERVICE, serving=role in ("follower", "leader"))
 
     def _disk_id(self) -> DiskId:
         """Rule 5: whoever has lost what was durable is another disk."""
@@ -233,7 +229,7 @@ class Replica:
             raise BeginAnew(f"it has no space to lead: {full}") from full
         await term.start()
         self.campaign.leads()
-        await self.server.ready()
+        self.server.ready()
         served = asyncio.create_task(term.run(stop), name="term")
         try:
             await self._while_leading(stop, served, leading.no_space)
@@ -247,7 +243,7 @@ class Replica:
         log.error("the disk has no space: another replica shall lead")
         leading.leader.resign()
         if term is not None:
-            await self.server.drain()
+            self.server.drain()
             term.quiesce()
         with suppress(Timeout):
             await leading.hand_over(HAND_OVER_S)
@@ -288,7 +284,7 @@ class Replica:
 
     async def _stop_leading(self, leading: Leading, term: Term) -> None:
         leading.leader.resign()
-        await self.server.drain()
+        self.server.drain()
         term.quiesce()
         successor = ""
         try:
