@@ -4,7 +4,7 @@ from duemq.errors import Corrupt, OutOfSequence, Unavailable
 from duemq_server.broker.store.producers import Stored
 from duemq_server.storage import frame
 from duemq_server.storage.errors import DiskFull, StorageError
-from duemq_server.storage.log_reader import LogReader
+from duemq_server.storage.log_parts.log_reader import LogReader
 
 
 def due_of(log: LogReader, stored: Stored) -> bytes:
