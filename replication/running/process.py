@@ -167,6 +167,9 @@ class Replica:
         except BeginAnew:
             self._begins_anew = True
             raise
+        except DiskFull as full:  # for a snapshot, or to lead: a start goes on with what is there
+            self._begins_anew = True
+            raise BeginAnew(f"its disk has no space: {full}") from full
         except BaseException:
             self._failed = True
             raise
@@ -193,10 +196,7 @@ class Replica:
         leading.short_of_space = self.service.short_of_space
         campaign.copy.writing.on_durable = leading.synced
         leading.began_to_renew(campaign.renewed_ms)
-        try:
-            leading.start()
-        except DiskFull as full:  # since it stood
-            raise BeginAnew(f"it cannot write that it leads: {full}") from full
+        leading.start()
         self.leading = leading
         leading.synced(self.state.log.durable_position)  # a full disk would never tell
         prepared = asyncio.create_task(self._prepare(leading), name="preparing")
@@ -223,10 +223,7 @@ class Replica:
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self.campaign.copy.end()
-        try:
-            self.term = term = self.service.lead(self.state, leading, self.server)
-        except DiskFull as full:
-            raise BeginAnew(f"it has no space to lead: {full}") from full
+        self.term = term = self.service.lead(self.state, leading, self.server)
         await term.start()
         self.campaign.leads()
         self.server.ready()
