@@ -55,8 +55,8 @@ _ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
 class Accepted(NamedTuple):
     """A batch that is stored as soon as the log is durable up to `settled`.
 
-    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate (see
-    reading/repeats.py).
+    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate
+    (broker/reading/repeats.py).
     """
 
     stored: Stored

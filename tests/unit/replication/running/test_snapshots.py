@@ -58,7 +58,7 @@ async def test_what_a_thread_does_is_done_before_its_caller_ends() -> None:
     for _ in range(2):  # the second one, say, because whoever waits for the caller is cancelled
         caller.cancel()
         for _ in range(5):
-            await asyncio.sleep(0)
+            await asyncio.to_thread(lambda: None)
     waits = not caller.done()
     may_end.set()
     assert waits
