@@ -15,7 +15,7 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
 from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.stream import Following
-from duemq_server.replication.running.snapshots import in_thread
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
