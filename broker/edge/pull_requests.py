@@ -170,10 +170,10 @@ class PullRequests:
             if records_left <= 0 or bytes_left <= 0 or scans >= SCANS_PER_TURN:
                 break
             try:
-                self._check_open()
                 queue = read.queue = self._queue_of(pull.group, read)
                 if read.scanned == queue.max_offset:
                     continue
+                self._check_open()
                 records = await self._disk.read(
                     self._reader(queue, read, records_left, bytes_left, at_least_one=not answers),
                     queue,
