@@ -204,14 +204,13 @@ class TimerService:
                 registration, self._registration = self._registration, None
                 await registration.stop()
                 self._reports = registration.counter
-            mark = self.server.ready if serves else self.server.not_ready
-            for service in (
+            self.server.ready(
                 servicer.SERVICE,
                 inspector.SERVICE,
                 schedules_servicer.SERVICE,
                 holds_servicer.SERVICE,
-            ):
-                await mark(service)
+                serving=serves,
+            )
             await self._claims_changed.wait()
 
     def _report(self) -> nameserver_pb2.TimerReport:

@@ -593,7 +593,7 @@ async def test_a_log_that_had_replicas_keeps_its_groups(tmp_path) -> None:
         await cluster.create_topic("orders")
         store = cluster.brokers["b0"].store
         entry = epoch.encode(1, bytes(16), 1_700_000_000_000)
-        store.note_epoch(1, store.log.append(epoch.KIND, [entry])[0])
+        store.tables.epochs.note(1, store.log.append(epoch.KIND, [entry])[0])
         await cluster.stop_broker("b0")
         await cluster.start_broker("b0")
         member = Stream(call := cluster.clients["b0"].groups.Join())

@@ -13,7 +13,7 @@ from duemq_server.replication.running.leading.term import FULL_MS, Leading
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from tests.service.replica_group import SmallFile
+from tests.service.replica_group import LinesService, SmallFile
 from tests.service.replica_network import LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
@@ -218,18 +218,23 @@ async def test_a_leader_that_is_started_anew_with_a_full_disk_lets_another_one_l
         await until(lambda: leader.lines == [b"one", b"two"])
 
 
-async def test_who_has_no_space_any_more_when_it_has_won_does_not_end(running, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "method"), [(Leading, "start"), (LinesService, "lead")], ids=["epoch", "tables"]
+)
+async def test_who_has_no_space_any_more_when_it_has_won_does_not_end(
+    running, monkeypatch, owner, method
+):
     async with running(2) as (group, _, leader):
         await leader.term.write(b"one")
-        start, refused = Leading.start, []
+        do, refused = getattr(owner, method), []
 
-        def full_once(leading):
+        def full_once(owned, *arguments):
             if not refused:
-                refused.append(leading.leader.epoch)
-                raise DiskFull("log: no space left")
-            start(leading)
+                refused.append(owned)
+                raise DiskFull("no space left")
+            return do(owned, *arguments)
 
-        monkeypatch.setattr(Leading, "start", full_once)
+        monkeypatch.setattr(owner, method, full_once)
         await leader.kill()
         leader.start()
         await group.write(b"two")

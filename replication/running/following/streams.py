@@ -16,7 +16,7 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
 from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.stream import Following
-from duemq_server.replication.running.snapshots import in_thread
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
@@ -117,7 +117,7 @@ class Streams:
         try:
             needed = await self._followed(following, follower, address)
             await self._install(address, follower.record, needed.log_start)
-        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: of what a truncation keeps
+        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: it may take more later
             self._candidate.note("joining", str(error))
         except DiskFailed as error:  # as where a write meets it: only a start finds what is left
             self._copy.writing.fail(error)

@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.errors import GroupNotFound
-from duemq_server.broker.groups.coordinator import EMPTY_GROUP_KEPT_MS, Coordinator
+from duemq_server.broker.groups.coordinator import EMPTY_GROUP_KEPT_MS
 from tests.unit.broker.groups.coordinating import (
     FIRST,
     T0,
@@ -14,6 +14,7 @@ from tests.unit.broker.groups.coordinating import (
     told,
     two_members,
 )
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 
 def test_after_a_restart_members_keep_what_they_had_until_all_are_back() -> None:
@@ -175,7 +176,7 @@ def test_a_snapshot_is_wanted_after_what_it_holds_has_changed() -> None:
 
 def test_a_snapshot_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version"):
-        Coordinator("b1").table.restore(b'{"version": 2, "groups": {}}', T0)
+        SteppingCoordinator("b1").table.restore(b'{"version": 2, "groups": {}}', T0)
 
 
 def test_empty_groups_are_forgotten_after_a_week() -> None:
