@@ -2,7 +2,8 @@
 
 Also as a job of `spark-submit`, whose master and settings then hold.
 
-Exit codes: 0 done; 1 the traces could not be read; 2 wrong usage, or Java or a package is missing.
+Exit codes: 0 done; 1 the traces could not be read, or nothing written; 2 wrong usage, or Java or a
+package is missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except InvalidArgument as error:
         return _failed(arguments, error, 2)
-    except DuemqError as error:
+    except (DuemqError, OSError) as error:
         return _failed(arguments, error, 1)
+    except KeyboardInterrupt:
+        return _failed(arguments, "interrupted", 130)
     except session.JavaMissing as error:
         return _failed(arguments, error, 2)
     except ModuleNotFoundError as error:

@@ -154,14 +154,17 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
     )
     signal.signal(signal.SIGTERM, _stop)
     with commits.lock(lake, "landing"):
-        # Java only moves bytes here: nothing for its optimizing compiler.
-        return with_spark(
-            "duemq trace land",
-            scratch,
-            lambda spark: _land(arguments, spark, wanted),
-            Progress(quiet=arguments.json),
-            quick=True,
-        )
+        try:
+            # Java only moves bytes here: nothing for its optimizing compiler.
+            return with_spark(
+                "duemq trace land",
+                scratch,
+                lambda spark: _land(arguments, spark, wanted),
+                Progress(quiet=arguments.json),
+                quick=True,
+            )
+        except Stopped:  # before the query was there
+            return 0
 
 
 def _land(arguments: argparse.Namespace, spark: SparkSession, wanted: Any) -> int:
@@ -320,4 +323,5 @@ def folder(option: str, path: str) -> Path:
 
 
 def _stop(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # a second one would break off the end
     raise Stopped

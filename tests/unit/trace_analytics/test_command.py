@@ -2,12 +2,13 @@
 
 import io
 import os
+import signal
 
 import pytest
 from click.testing import CliRunner
 
 from duemq_analytics import __main__ as command
-from duemq_analytics import failures, output
+from duemq_analytics import failures, lake_commands, output, session
 from duemq_analytics.command import trace
 from duemq_analytics.progress import Progress, bar
 
@@ -50,6 +51,34 @@ def test_damaged_parquet_is_found_before_spark_starts(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trace report: --spans: ")
     assert "part.parquet" in line
+
+
+def landing(lake, monkeypatch, start):
+    """The exit code of a landing job that does `start` instead of starting Spark."""
+    monkeypatch.setattr(session, "start", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return command.main(["land", "--once", "--output", str(lake)])
+
+
+def test_a_landing_job_that_is_stopped_while_spark_starts_has_ended_well(tmp_path, monkeypatch):
+    def start(*_, **options):
+        lake_commands._stop(signal.SIGTERM, None)
+
+    assert landing(tmp_path, monkeypatch, start) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [(KeyboardInterrupt(), "interrupted", 130), (OSError(28, "No space left"), "No space left", 1)],
+)
+def test_what_ends_a_job_is_one_line(tmp_path, monkeypatch, capsys, error, said, code):
+    def start(*_, **options):
+        raise error
+
+    assert landing(tmp_path, monkeypatch, start) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("trace land: ")
+    assert said in last
 
 
 def test_what_the_job_takes_duemq_takes_too(tmp_path, monkeypatch):
