@@ -140,8 +140,9 @@ def of_all_time(whole: Mapping[str, Sequence[Row]]) -> list[Table]:
         table_of(
             "Deliveries",
             "Messages that were accepted, those of them that no callback has had, and those that "
-            "a group has done more than once. Cancelled messages are among the never received, "
-            "and so are those of consumers that do not trace.",
+            "a group has done more than once. Among the never received are cancelled messages, "
+            "those put off by more than an hour, those that were read without a callback or by "
+            "consumers that do not trace, and those whose spans were dropped.",
             (
                 _TOPIC,
                 ("accepted", "messages", charts.number),
