@@ -125,6 +125,8 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
         return lake_commands.report(arguments, scratch, _tell)
     if arguments.recompute:
         raise InvalidArgument("--recompute goes with --lake", field="recompute")
+    if arguments.spans is None:
+        lake_commands.require_no_lake("output", arguments.output)
     if not session.submitted():
         session.require_java()
     begin = None if arguments.since is None else datetime.now(UTC) - arguments.since

@@ -309,8 +309,7 @@ def with_spark(
 
 def folder(option: str, path: str) -> Path:
     """The folder of a lake; raises InvalidArgument where it would be in an object store."""
-    if path.startswith("file:"):
-        path = "/" + path.removeprefix("file:").lstrip("/")
+    path = _without_scheme(path)
     if output.is_uri(path):
         raise InvalidArgument(
             f"--{option}: {path} is no folder: a lake lies where files can be renamed, on a disk "
@@ -320,6 +319,24 @@ def folder(option: str, path: str) -> Path:
             limit="a folder",
         )
     return Path(path).absolute()
+
+
+def require_no_lake(option: str, path: str) -> None:
+    """Raises InvalidArgument where a topic's report would put its spans in place of landed ones."""
+    if (Path(_without_scheme(path)) / "_batches").is_dir():
+        raise InvalidArgument(
+            f"--{option}: {path} is a lake, and a report of the topic would write its spans in "
+            f"place of those landed there: name another folder, or report --lake {path}",
+            field=option,
+            value=path,
+            limit="no lake",
+        )
+
+
+def _without_scheme(path: str) -> str:
+    if not path.startswith("file:"):
+        return path
+    return "/" + path.removeprefix("file:").lstrip("/")
 
 
 def _stop(signum: int, frame: object) -> None:

@@ -53,6 +53,16 @@ def test_damaged_parquet_is_found_before_spark_starts(tmp_path, capsys):
     assert "part.parquet" in line
 
 
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_report_of_the_topic_does_not_take_the_place_of_what_was_landed(
+    scheme, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(session, "require_java", lambda: pytest.fail("it goes on"))
+    (tmp_path / "_batches").mkdir()
+    assert command.main(["report", "--output", f"{scheme}{tmp_path}"]) == 2
+    assert "is a lake" in capsys.readouterr().err
+
+
 def landing(lake, monkeypatch, start):
     """The exit code of a landing job that does `start` instead of starting Spark."""
     monkeypatch.setattr(session, "start", start)
