@@ -68,7 +68,7 @@ class Commits:
 
 def sync_folder(folder: Path) -> None:
     """Makes names in a folder durable."""
-    _sync(folder)
+    sync(folder)
 
 
 def make_folder(folder: Path) -> None:
@@ -83,12 +83,13 @@ def make_folder(folder: Path) -> None:
 def sync_table(folder: Path) -> None:
     """Makes durable what others have written there, who do not: Spark leaves it to the system."""
     for path in folder.iterdir():
-        _sync(path)
+        sync(path)
     for each in (folder, folder.parent, folder.parent.parent):
         sync_folder(each)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Makes a file's content, or the names in a folder, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
