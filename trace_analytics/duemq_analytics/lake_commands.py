@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EVERY_DEFAULT = "1m"
 EVERY_MS_MIN = 1_000
+LENGTH_MAX = timedelta(days=36_500)
 MESSAGES_PER_BATCH = 10_000
 """Of the trace topic; each holds up to 512 spans."""
 
@@ -115,9 +116,12 @@ def add_compact(commands: Any) -> None:
 def length(text: str) -> timedelta:
     """A length of time like 2h or 30d; for argparse."""
     try:
-        return timedelta(milliseconds=due.delay_ms(text))
+        found = timedelta(milliseconds=due.delay_ms(text))
     except InvalidArgument as error:
         raise argparse.ArgumentTypeError(error.message) from None
+    if found > LENGTH_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is longer than {LENGTH_MAX.days:,} days")
+    return found
 
 
 def every_s(text: str) -> float:
@@ -165,6 +169,8 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
             )
         except Stopped:  # before the query was there
             return 0
+        except Rejected as error:  # the source names its own option
+            raise Rejected(error.message.replace("failOnDataLoss=false", "--skip-lost")) from error
 
 
 def _land(arguments: argparse.Namespace, spark: SparkSession, wanted: Any) -> int:

@@ -7,6 +7,7 @@ import signal
 import pytest
 from click.testing import CliRunner
 
+from duemq.errors import Rejected
 from duemq_analytics import __main__ as command
 from duemq_analytics import failures, lake_commands, output, session
 from duemq_analytics.command import trace
@@ -89,6 +90,20 @@ def test_what_ends_a_job_is_one_line(tmp_path, monkeypatch, capsys, error, said,
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("trace land: ")
     assert said in last
+
+
+def test_what_is_gone_is_told_with_the_option_that_goes_on(tmp_path, monkeypatch, capsys):
+    def start(*_, **options):
+        raise Rejected("offset 0 does not exist (failOnDataLoss=false goes on)")
+
+    assert landing(tmp_path, monkeypatch, start) == 1
+    assert "(--skip-lost goes on)" in capsys.readouterr().err
+
+
+def test_a_length_of_time_is_one_that_there_was(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["report", "--lake", str(tmp_path), "--output", "x", "--since", "800000d"])
+    assert "longer than 36,500 days" in capsys.readouterr().err
 
 
 def test_what_the_job_takes_duemq_takes_too(tmp_path, monkeypatch):
