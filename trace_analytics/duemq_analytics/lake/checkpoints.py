@@ -39,6 +39,11 @@ def drop_torn(checkpoint: Path) -> None:
                 (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
 
 
+def any_done(checkpoint: Path) -> bool:
+    """Whether a micro-batch is done: its commit in the lake came before."""
+    return any(path.name.isdecimal() for path in (checkpoint / "commits").glob("*"))
+
+
 def plan_of(checkpoint: Path, number: int) -> str:
     """Names the offsets of a micro-batch, which Spark writes down before it runs; "": not found."""
     try:
