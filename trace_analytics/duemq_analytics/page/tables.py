@@ -103,7 +103,7 @@ def of_all_time(whole: Mapping[str, Sequence[Row]]) -> list[Table]:
         table_of(
             "Operations",
             "Durations of the spans. One store, schedule, fire or receive span can stand for many "
-            "messages.",
+            "messages. A delayed message is stored twice: until it is due, and in its topic.",
             (
                 _TOPIC,
                 _OPERATION,
