@@ -1,12 +1,14 @@
 """What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from duemq.errors import Corrupt
 from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.lake.checkpoints import plan_of
 from duemq_analytics.lake.commits import Commits
@@ -69,6 +71,17 @@ def test_what_a_killed_run_has_written_without_a_commit_is_dropped_by_the_next_o
     ParquetSpans(tmp_path).drop_unfinished()
     assert [path.exists() for path in (*begun, *done)] == [False, True, False, True]
     assert all((tmp_path / path).exists() for path in (kept.path, refused))
+
+
+def test_where_the_commits_are_gone_nothing_of_what_they_named_is_dropped(tmp_path):
+    (kept,) = ParquetSpans(tmp_path).land("q-0000000001", Messages(0)).files
+    (tmp_path / "_checkpoint/commits").mkdir(parents=True)
+    (tmp_path / "_checkpoint/commits/1").write_text("v1")
+    ParquetSpans(tmp_path).drop_unfinished()
+    shutil.rmtree(tmp_path / "_batches")
+    with pytest.raises(Corrupt, match="_batches"):
+        ParquetSpans(tmp_path).drop_unfinished()
+    assert (tmp_path / kept.path).exists()
 
 
 @pytest.mark.parametrize("plans", [("offsets 0 to 2", "offsets 0 to 3"), ("", "")])
