@@ -64,8 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(arguments, error, 2)
     except (DuemqError, OSError) as error:
         return _failed(arguments, error, 1)
-    except KeyboardInterrupt:
-        return _failed(arguments, "interrupted", 130)
     except session.JavaMissing as error:
         return _failed(arguments, error, 2)
     except ModuleNotFoundError as error:
