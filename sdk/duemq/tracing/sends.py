@@ -8,7 +8,7 @@ would cost more than the message.
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from random import randbytes
 from struct import Struct
@@ -286,6 +286,16 @@ def begin_lights(
         [tag] * count,
         [parent] * count,
     )
+
+
+def one_by_one(begun: Iterable[tuple[int, Begun]]) -> Iterator[tuple[int, Begun]]:
+    """The same, each of one message: where some of a batch failed and others did not."""
+    for index, span in begun:
+        if isinstance(span, Run):
+            lights = span.lights()
+            yield from ((each, lights.part(at, at + 1)) for at, each in enumerate(lights.indexes))
+        else:
+            yield index, span
 
 
 def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -> None:
