@@ -12,7 +12,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NamedTuple
 
 from duemq.administering import finding
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 PAGE_MESSAGES_MAX = 500
 PAGE_BYTES_MAX = 4 << 20
-# What is on its way when a resend is cancelled gets so long to be answered and marked.
+# What is on its way when a resend is cancelled gets so long to be answered, and as long to be marked.
 CALLED_OFF_S = 5.0
 # For the route of a topic that nobody seems to serve.
 ROUTE_TIMEOUT_S = 3.0
@@ -252,20 +252,8 @@ class DeadLetters(Topics, Groups):
             aclosing(self._letter_pages(selection)) as pages,
         ):
             unserved: dict[str, DuemqError] = {}
-            called_off = asyncio.Event()
             async for page in pages:
-                sending = asyncio.create_task(
-                    self._resend(producer, page, selection.group, to_topic, unserved, called_off)
-                )
-                try:
-                    yield await asyncio.shield(sending)
-                except asyncio.CancelledError:
-                    # What is on its way is stored: unmarked it would be sent once more.
-                    called_off.set()
-                    await asyncio.wait({sending}, timeout=CALLED_OFF_S)
-                    raise
-                finally:
-                    sending.cancel()
+                yield await self._resend(producer, page, selection.group, to_topic, unserved)
 
     async def _resend(
         self,
@@ -274,16 +262,38 @@ class DeadLetters(Topics, Groups):
         group: str,
         to_topic: str | None,
         unserved: dict[str, DuemqError],
-        called_off: asyncio.Event,
     ) -> list[Outcome]:
-        """Sends those of a page that come before it is called off, and has them marked."""
-        pending = []
-        for letter in page:
-            if called_off.is_set():
-                break
-            pending.append(await self._submit(producer, letter, to_topic, unserved))
+        """Sends a page, and has marked what was sent; also when it is cancelled."""
+        answers: list[asyncio.Task[Receipt | DuemqError]] = []
+        try:
+            for letter in page:
+                pending = await self._submit(producer, letter, to_topic, unserved)
+                answers.append(asyncio.create_task(_outcome(pending)))
+            return await self._answered(group, page, answers)
+        except asyncio.CancelledError:
+            # What is on its way is stored: unmarked it would be sent once more.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * CALLED_OFF_S):
+                    await self._answered(group, page, answers, CALLED_OFF_S)
+            raise
+        finally:
+            for each in answers:
+                each.cancel()
+
+    async def _answered(
+        self,
+        group: str,
+        page: list[Letter],
+        answers: list[asyncio.Task[Receipt | DuemqError]],
+        timeout_s: float | None = None,
+    ) -> list[Outcome]:
+        """What became of them, as far as it is known by then; it is marked."""
+        if answers:
+            await asyncio.wait(answers, timeout=timeout_s)
         outcomes = [
-            (letter, await _outcome(each)) for letter, each in zip(page, pending, strict=False)
+            (letter, each.result())
+            for letter, each in zip(page, answers, strict=False)
+            if each.done()
         ]
         await self._mark(group, outcomes)
         return outcomes
