@@ -110,9 +110,9 @@ class Groups(Asking):
         Brokers that do not answer are in `missing`; all others in the rest.  Raises GroupNotFound,
         and Unavailable if only a missing broker could know it.
         """
-        return await self._described(name, SHOWN_WITHOUT_TIMEOUT_S)
+        return await self._group_described(name, SHOWN_WITHOUT_TIMEOUT_S)
 
-    async def _described(self, name: str, timeout_s: float) -> GroupDescription:
+    async def _group_described(self, name: str, timeout_s: float) -> GroupDescription:
         view_of = group_pb2.DescribeGroupRequest(group=name)
         views, progress = await asyncio.gather(
             self._asker.each(
@@ -160,7 +160,7 @@ class Groups(Asking):
         Raises GroupNotFound, InvalidArgument while it has members, and Unavailable if a broker is
         away.
         """
-        found = await self._described(name, self._asker.timeout_s)
+        found = await self._group_described(name, self._asker.timeout_s)
         refuse_missing(found.missing, "nothing was deleted")
         if found.members:
             raise InvalidArgument(
@@ -229,7 +229,7 @@ class Groups(Asking):
         """
         if topic is not None:
             return await self.reset_offsets(group, topic, "latest", dry_run=dry_run)
-        found = await self._described(group, self._asker.timeout_s)
+        found = await self._group_described(group, self._asker.timeout_s)
         if not dry_run:
             refuse_missing(found.missing, "nothing was changed")
         changes: list[OffsetChange] = []
@@ -306,7 +306,7 @@ class Groups(Asking):
 
         Raises PartialAnswer, unless it is a dry run, for those that are `needed`, or for any.
         """
-        found = await self._described(group, self._asker.timeout_s)
+        found = await self._group_described(group, self._asker.timeout_s)
         if not dry_run:
             lacking = [each for each in found.missing if not needed or each.name in needed]
             refuse_missing(lacking, "nothing was changed")
