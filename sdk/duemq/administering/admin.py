@@ -17,9 +17,9 @@ from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.rescheduling import Rescheduling
-from duemq.settings import ClientSettings
+from duemq.settings import Addresses, ClientSettings
 from duemq.transport.closing import AsyncClient
-from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.cluster_client import Client
 
 
 class Admin(

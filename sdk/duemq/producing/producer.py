@@ -24,9 +24,9 @@ from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
-from duemq.settings import ProducerSettings
+from duemq.settings import Addresses, ProducerSettings
 from duemq.transport.closing import AsyncClient
-from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.cluster_client import Client
 
 
 class Producer(AsyncClient, Cancelling, Rescheduling):
