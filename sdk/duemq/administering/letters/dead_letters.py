@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 PAGE_MESSAGES_MAX = 500
 PAGE_BYTES_MAX = 4 << 20
-# What is on its way when a resend is cancelled gets so long to be answered, and as long to be marked.
+# What is on its way when a resend is cancelled gets so long to be answered, as much to be marked.
 CALLED_OFF_S = 5.0
 # For the route of a topic that nobody seems to serve.
 ROUTE_TIMEOUT_S = 3.0
