@@ -237,8 +237,8 @@ def begin(
     tag: str | None = None,
     properties: Mapping[str, str] | None = None,
     parent: SpanContext | None = None,
-) -> tuple[Begun, bytes] | None:
-    """Begins a message's send span; with it, what its record is to carry.
+) -> tuple[Begun, Sequence[bytes]] | None:
+    """Begins a message's send span; with it, what its record is to carry, if anything.
 
     The decision was made, by `parent_of` or by the sampler's `gap`, unless the sampler is not
     known: None if that refuses.
@@ -254,7 +254,8 @@ def begin(
     if span is None:
         return None
     texts = ((name.encode(), value.encode()) for name, value in span.properties.items())
-    return span, b"".join(property_entry(name, value) for name, value in texts)
+    encoded = b"".join(property_entry(name, value) for name, value in texts)
+    return span, (encoded,) if encoded else ()
 
 
 def may_be_light(properties: Mapping[str, str] | None, parent: SpanContext | None) -> bool:
