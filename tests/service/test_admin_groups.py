@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 import duemq
-from duemq.administering.groups import Groups
+from duemq.administering.groups.changing import Groups
 from duemq.aio import Admin, PullConsumer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange

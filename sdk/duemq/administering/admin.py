@@ -6,7 +6,7 @@ Each broker keeps its own topics and offsets, so most answers are asked of all o
 from __future__ import annotations
 
 from duemq.administering.forgetting import Forgetting
-from duemq.administering.groups import Groups
+from duemq.administering.groups.changing import Groups
 from duemq.administering.holds import TimerHolds
 from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
