@@ -17,7 +17,7 @@ from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Answer, Frame
 from duemq.producing.pumping.pump import NEVER, Pump, Step
-from duemq.producing.waiting import until_done
+from duemq.producing.receipt import until_done
 from duemq.settings import ProducerSettings
 from duemq.tracing import meters, spans
 from duemq.transport import status

@@ -1,11 +1,19 @@
-"""Looks at what waits in the twin, as the admin client has them of timer shards."""
+"""What waits in the twin is looked at, changed and kept back, as the admin client has it done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
+from duemq.administering.holds import check_named, older_ms_of
+from duemq.descriptions import (
+    HeldTimers,
+    TimerBucket,
+    TimerCount,
+    TimerDescription,
+    TimerHold,
+    TimerState,
+)
 from duemq.errors import TopicNotFound
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
 from duemq.producing.handle import text_of
@@ -13,6 +21,7 @@ from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import Edges
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic
+from duemq.protocol.retry_policy import Delay
 from duemq.testing.broker import MemoryBroker, Timer
 
 _STATES = {
@@ -115,6 +124,41 @@ def change(
             broker.shift(each, by_ms)
     broker.fire()
     return len(waiting)
+
+
+def hold(broker: MemoryBroker, topic: str, key_prefix: str, *, dry_run: bool) -> HeldTimers:
+    """As `Admin.hold_timers`."""
+    check_named(topic, key_prefix)
+    name = topic, key_prefix
+    was_held = name in broker.kept_back
+    if not dry_run:
+        broker.kept_back.setdefault(name, broker.now_ms)
+    return HeldTimers(broker.under(name), was_held)
+
+
+def resume(
+    broker: MemoryBroker,
+    topic: str,
+    key_prefix: str,
+    policy: str,
+    older_than: Delay | None,
+    *,
+    dry_run: bool,
+) -> HeldTimers:
+    """As `Admin.resume_timers`; it is done at once."""
+    check_named(topic, key_prefix)
+    older_ms = older_ms_of(policy, older_than)
+    name = topic, key_prefix
+    pending = broker.under(name)
+    if dry_run:
+        return HeldTimers(pending, name in broker.kept_back)
+    was_held, dropped = broker.resume(name, policy, older_ms)
+    return HeldTimers(pending, was_held, dropped)
+
+
+def holds(broker: MemoryBroker) -> list[TimerHold]:
+    """As `Admin.timer_holds`."""
+    return [TimerHold(*name, since_ms) for name, since_ms in sorted(broker.kept_back.items())]
 
 
 def _waiting(
