@@ -8,9 +8,10 @@ good to one `Settler`.  Everything here is called in the consumer's event loop, 
 """
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from duemq.consumer.fetching.fetcher import Source
+from duemq.consumer.settings import ConsumerSettings
 from duemq.message import Message
 from duemq.outcomes import Outcome
 
@@ -34,6 +35,18 @@ class Settler(Protocol):
         Many calls at a time share requests.
         """
         ...
+
+
+class Calling(TypedDict):
+    """What every dispatcher is given."""
+
+    batch: bool
+    settings: ConsumerSettings
+    settler: Settler
+    progressed: Progressed
+    spawn: Spawn
+    group: str
+    client_id: str
 
 
 class Dispatcher(Protocol):

@@ -14,9 +14,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from duemq.consumer.delivery.dispatchers import dispatcher_for
+from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.seams import Spawn
+from duemq.consumer.delivery.seams import Calling, Dispatcher, Spawn
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
@@ -93,10 +94,7 @@ class GroupShare:
         settler = SendBacks(
             self._offsets, spawn, self._taken_over, group=group, client_id=member_id
         )
-        self._dispatcher = dispatcher_for(
-            order,
-            callback,
-            lease,
+        calling = Calling(
             batch=batch,
             settings=settings,
             settler=settler,
@@ -104,6 +102,11 @@ class GroupShare:
             spawn=spawn,
             group=group,
             client_id=member_id,
+        )
+        self._dispatcher: Dispatcher = (
+            ConcurrentDispatcher(callback, **calling)
+            if order is None
+            else InPlaceDispatcher(callback, lanes=order, lease=lease, **calling)
         )
         older = (
             MessageQueue(topic, queue.broker, queue.queue_id)
