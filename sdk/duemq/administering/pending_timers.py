@@ -157,12 +157,10 @@ class PendingTimers(Timers):
         """Asked again while the shard has no leader, say; a dry run may take as long as a job."""
         allowed_s = self._asker.timeout_s if request.dry_run else AWAY_S
         timeout_s = JOB_TIMEOUT_S if request.dry_run else WAIT_S
+        change = stubs.TimerStub.ask("ChangePending", request)
 
         async def attempt(left_s: float) -> timer_pb2.ChangePendingResponse:
-            address = self._address_of(shard)
-            stub = stubs.TimerStub(self._client.channel(address))
-            call = stub.ChangePending(request, timeout=timeout_s)
-            return await status.answer(call, address)
+            return await self._client.once(self._address_of(shard), change, timeout_s)
 
         return await retrying.until(time.monotonic() + allowed_s, attempt)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-import grpc.aio
-
+from duemq.administering.asking import Method
 from duemq.administering.replicas import Replicas, replicas_in
 from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import (
@@ -20,13 +19,7 @@ from duemq.descriptions import (
 )
 from duemq.errors import DuemqError
 from duemq.protocol.route import Broker, TimerShard
-from duemq.transport import status
-from duemq.v1 import (
-    admin_pb2,
-    nameserver_pb2,
-    stubs,
-    timer_pb2,
-)
+from duemq.v1 import admin_pb2, nameserver_pb2, stubs, timer_pb2
 
 # To a server that may be dead, where the others' answers are worth showing without it.
 TIMEOUT_S = 2.0
@@ -67,33 +60,27 @@ class Probes(TimerShards):
         found += await self._missing_shards(alive)
         return sorted(found, key=lambda timer: timer.shard)
 
-    async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
-        return await status.answer(call(self._client.channel(address)), address)
+    async def _probe(self, address: str, method: Method[T]) -> T | DuemqError:
+        """Its answer, or why there is none."""
+        try:
+            return await self._client.once(address, method, TIMEOUT_S)
+        except DuemqError as error:
+            return error
 
     async def _nameserver(
         self, address: str
     ) -> tuple[NameserverDescription, nameserver_pb2.Cluster | None]:
-        try:
-            cluster = await self._probe(
-                address,
-                lambda to: stubs.NameserverStub(to).GetCluster(
-                    nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S
-                ),
-            )
-        except DuemqError as error:
-            return NameserverDescription(address, str(error)), None
-        return NameserverDescription(address, None), cluster
+        ask = stubs.NameserverStub.ask("GetCluster", nameserver_pb2.GetClusterRequest())
+        found = await self._probe(address, ask)
+        if isinstance(found, DuemqError):
+            return NameserverDescription(address, str(found)), None
+        return NameserverDescription(address, None), found
 
     async def _broker(self, broker: Broker) -> BrokerDescription:
-        try:
-            found = await self._probe(
-                broker.address,
-                lambda to: stubs.BrokerAdminStub(to).DescribeBroker(
-                    admin_pb2.DescribeBrokerRequest(), timeout=TIMEOUT_S
-                ),
-            )
-        except DuemqError as error:
-            return BrokerDescription(broker.name, broker.address, str(error))
+        ask = stubs.BrokerAdminStub.ask("DescribeBroker", admin_pb2.DescribeBrokerRequest())
+        found = await self._probe(broker.address, ask)
+        if isinstance(found, DuemqError):
+            return BrokerDescription(broker.name, broker.address, str(found))
         return BrokerDescription(
             broker.name,
             broker.address,
@@ -110,15 +97,10 @@ class Probes(TimerShards):
 
     async def _timer(self, timer: TimerShard) -> TimerStats:
         where = (timer.name, timer.address, timer.shard, timer.shards)
-        try:
-            found = await self._probe(
-                timer.address,
-                lambda to: stubs.TimerStub(to).GetStats(
-                    timer_pb2.GetStatsRequest(), timeout=TIMEOUT_S
-                ),
-            )
-        except DuemqError as error:
-            return TimerStats(*where, str(error))
+        ask = stubs.TimerStub.ask("GetStats", timer_pb2.GetStatsRequest())
+        found = await self._probe(timer.address, ask)
+        if isinstance(found, DuemqError):
+            return TimerStats(*where, str(found))
         return TimerStats(
             *where,
             None,

@@ -112,12 +112,11 @@ class Timers(AskingShards):
         left_s: float,
     ) -> Exception | None:
         """Fills `found`; the last error of a handle."""
-        stub = Stub(self._client.channel(address))
         error, done = None, 0
         while done < len(places):
             asked = places[done : done + TIMERS_MAX]
             request = timer_inspector_pb2.GetTimersRequest(handles=[wanted[at] for at in asked])
-            answer = await status.answer(stub.GetTimers(request, timeout=left_s), address)
+            answer = await self._client.once(address, Stub.ask("GetTimers", request), left_s)
             if not answer.timers:
                 return Unavailable(f"{address} answered nothing for {len(asked)} handles")
             for at, each in zip(asked, answer.timers, strict=False):

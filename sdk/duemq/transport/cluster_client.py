@@ -259,11 +259,19 @@ class Client:
         """
 
         async def attempt(left_s: float) -> T:
-            to = address()
-            return await status.answer(method(self.channel(to), left_s), to)
+            return await self.once(address(), method, left_s)
 
         timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
         return await retrying.until(time.monotonic() + timeout_s, attempt)
+
+    async def once(
+        self,
+        address: str,
+        method: Callable[[grpc.aio.Channel, float], Awaitable[T]],
+        timeout_s: float,
+    ) -> T:
+        """One attempt of a unary request.  Raises DuemqErrors."""
+        return await status.answer(method(self.channel(address), timeout_s), address)
 
     async def topic_route(
         self, topic: str, *, create: bool = False, timeout_s: float | None = None
