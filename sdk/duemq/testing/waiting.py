@@ -20,7 +20,6 @@ from duemq.producing.handle import text_of
 from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import Edges
 from duemq.protocol.moments import Moment
-from duemq.protocol.names import check_topic
 from duemq.protocol.retry_policy import Delay
 from duemq.testing.broker import MemoryBroker, Timer
 
@@ -106,10 +105,9 @@ def change(
 ) -> int:
     """As `Admin.shift_pending`, `move_pending`, or `cancel_pending` where neither is given."""
     waiting = _waiting(broker, topic, key_prefix, since, until)
-    if since is not None and until is not None:
-        from_ms = moments.epoch_ms(since, broker.now_ms, "since")
-        if moments.epoch_ms(until, broker.now_ms, "until") <= from_ms:
-            raise checks.wrong("until", str(until), f"after since, {since}")
+    from_ms, to_ms = moments.span_ms(since, until, broker.now_ms)
+    if since is not None and to_ms is not None and to_ms <= from_ms:
+        raise checks.wrong("until", str(until), f"after since, {since}")
     if to_topic:
         timer_keys.check_move(topic, to_topic)
         if not broker.has_topic(to_topic):
@@ -168,11 +166,8 @@ def _waiting(
     since: Moment | None,
     until: Moment | None,
 ) -> list[Timer]:
-    check_topic(topic)
-    if key_prefix:
-        timer_keys.check_timer_key(key_prefix, "key_prefix")
-    from_ms = 0 if since is None else moments.epoch_ms(since, broker.now_ms, "since")
-    to_ms = None if until is None else moments.epoch_ms(until, broker.now_ms, "until")
+    timer_keys.check_selection(topic, key_prefix)
+    from_ms, to_ms = moments.span_ms(since, until, broker.now_ms)
     return [
         each
         for each in broker.timers()
