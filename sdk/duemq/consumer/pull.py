@@ -375,8 +375,7 @@ class PullConsumer(AsyncClient):
         self._news.set()
 
     def _fetcher(self, broker: str) -> Fetcher:
-        fetcher = self._fetchers.get(broker)
-        if fetcher is None:
+        if (fetcher := self._fetchers.get(broker)) is None:
             if self._closed:  # meanwhile: nobody would end it
                 raise Closed("the consumer is closed")
             fetcher = self._fetchers[broker] = Fetcher(
