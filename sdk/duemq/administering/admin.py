@@ -6,10 +6,10 @@ Each broker keeps its own topics and offsets, so most answers are asked of all o
 from __future__ import annotations
 
 from duemq.administering.forgetting import Forgetting
-from duemq.administering.groups.changing import Groups
 from duemq.administering.holds import TimerHolds
 from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
+from duemq.administering.offsets import Offsets
 from duemq.administering.pending_timers import PendingTimers
 from duemq.administering.probes import Probes
 from duemq.administering.schedules import Schedules
@@ -25,7 +25,7 @@ from duemq.transport.cluster_client import Client
 class Admin(
     DeadLetters,
     Topics,
-    Groups,
+    Offsets,
     Messages,
     Probes,
     PendingTimers,

@@ -60,14 +60,7 @@ class ProcessFrame(NamedTuple):
             self.trace_ids[first * TRACE_ID_BYTES : past * TRACE_ID_BYTES],
             self.parent_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
             self.span_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
-            self.message_ids[first:past],
-            self.keys[first:past],
-            self.tags[first:past],
-            self.offsets[first:past],
-            self.body_bytes[first:past],
-            self.attempts[first:past],
-            self.due_ms[first:past],
-            self.failures[first:past],
+            *(column[first:past] for column in self[4:]),
         )
 
 

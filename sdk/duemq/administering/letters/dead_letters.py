@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from duemq.administering import finding
 from duemq.administering.asking import Method, refuse_missing
-from duemq.administering.groups.changing import Groups
+from duemq.administering.groups import Groups
 from duemq.administering.letters.resending import (
     Letter,
     OnSent,

@@ -1,4 +1,4 @@
-"""Consumer groups, changed at all brokers: their settings, and where they go on."""
+"""The offsets of consumer groups, moved at all brokers: where the groups go on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from duemq.administering.asking import Absent, Answers, Method, refuse_missing
-from duemq.administering.groups.describing import DescribedGroups
+from duemq.administering.groups import Groups, done_at
 from duemq.descriptions import OffsetChange
 from duemq.errors import (
     GroupNotFound,
-    InvalidArgument,
     MissingBroker,
     PartialAnswer,
     TopicNotFound,
@@ -20,66 +19,15 @@ from duemq.protocol import checks, moments
 from duemq.protocol.limits import OFFSET_MAX, QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import is_system
-from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
-from duemq.transport import retry_policies, status
+from duemq.transport import status
 from duemq.v1 import group_admin_pb2, stubs
 
 # Broker, dry run → the call.
 _MethodOf = Callable[[str, bool], Method["group_admin_pb2.ResetOffsetsResponse"]]
 
 
-class Groups(DescribedGroups):
-    """What the admin client does about groups."""
-
-    async def put_group(
-        self,
-        name: str,
-        *,
-        retries_max: int | None = None,
-        retry_delays: Sequence[Delay] | str | None = None,
-        exponential: ExponentialDelays | tuple[Delay, float, Delay] | None = None,
-    ) -> RetryPolicy:
-        """Makes a group at every live broker, or replaces its settings; answers what is in force.
-
-        `retries_max`: deliveries after the first.  `retry_delays`: before each retry, the last one
-        for all beyond; a list, or one text as "10s 30s 1m".  `exponential` in its place:
-        (initial, multiplier, longest).  What is not given is as the brokers are set.  A group need
-        not be made to be used, unless the brokers are set so.  Raises InvalidArgument, and
-        Unavailable if a broker is away: call again when it is back.
-        """
-        policy = policy_of(retries_max, retry_delays, exponential)
-        request = group_admin_pb2.PutGroupRequest(group=retry_policies.config_of(name, policy))
-        answers = await self._asker.each(
-            stubs.GroupAdminStub.ask("PutGroup", request),
-            timeout_s=self._asker.timeout_s,
-        )
-        refuse_missing(answers.missing, _done(answers.by_broker, "have the settings"))
-        return retry_policies.policy_of(next(iter(answers.by_broker.values())).retry)
-
-    async def delete_group(self, name: str) -> None:
-        """Forgets a group's settings and offsets, and its retries; its dead letters stay.
-
-        Raises GroupNotFound, InvalidArgument while it has members, and Unavailable if a broker is
-        away.
-        """
-        found = await self._group_described(name, self._asker.timeout_s)
-        refuse_missing(found.missing, "nothing was deleted")
-        if found.members:
-            raise InvalidArgument(
-                f"group {name!r} has {len(found.members)} members: close them first",
-                field="group",
-                value=name,
-                limit="a group without members",
-            )
-        request = group_admin_pb2.DeleteGroupRequest(group=name)
-        answers = await self._asker.each(
-            stubs.GroupAdminStub.ask("DeleteGroup", request),
-            (GroupNotFound,),  # also when it was deleted and the answer was lost
-            self._asker.timeout_s,
-        )
-        refuse_missing(answers.missing, _done(answers.by_broker, "have deleted the group"))
-
-    # ── offsets ──────────────────────────────────────────────────────────────────────
+class Offsets(Groups):
+    """What the admin client does about offsets of groups."""
 
     async def reset_offsets(
         self,
@@ -192,7 +140,7 @@ class Groups(DescribedGroups):
             return changes
         # What was deleted meanwhile has nothing to change any more.
         done = await self._ask_to_move(list(planned.by_broker), method, absent, False)
-        refuse_missing(done.missing, _done(done.by_broker, "have changed theirs"))
+        refuse_missing(done.missing, done_at(done.by_broker, "have changed theirs"))
         return _changes_of(done.by_broker, "all other queues were changed")
 
     async def _ask_to_move(
@@ -213,11 +161,6 @@ class Groups(DescribedGroups):
             lacking = [each for each in found.missing if not needed or each.name in needed]
             refuse_missing(lacking, "nothing was changed")
         return found.missing
-
-
-def _done(by_broker: Iterable[str], what: str) -> str:
-    names = ", ".join(by_broker)
-    return f"{names} {what}; call again when all are there" if names else "nothing was changed"
 
 
 def _by_broker(queues: Iterable[tuple[str, int]] | None) -> dict[str, list[int]]:

@@ -1,14 +1,15 @@
-"""Consumer groups as all brokers together know them: who is in them, how far they are."""
+"""Consumer groups, asked of all brokers: who is in them, how far they are, their settings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Answers, Asking, refuse_missing
 from duemq.descriptions import GroupDescription, GroupSummary, MemberDescription, Progress
-from duemq.errors import GroupNotFound, MissingBroker
+from duemq.errors import GroupNotFound, InvalidArgument, MissingBroker
+from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.transport import retry_policies
 from duemq.v1 import group_admin_pb2, group_pb2, stubs
 
@@ -18,8 +19,8 @@ LAGS_AT_ONCE = 16
 Place = tuple[str, str, int]
 
 
-class DescribedGroups(Asking):
-    """What the admin client tells of groups."""
+class Groups(Asking):
+    """What the admin client does about groups."""
 
     async def groups(self, *, lag: bool = False) -> list[GroupSummary]:
         """All consumer groups with members, offsets or settings, sorted by name.
@@ -97,13 +98,63 @@ class DescribedGroups(Asking):
         missing = {each.name: each for each in (*views.missing, *progress.missing)}
         if not views.by_broker and not progress.by_broker:
             refuse_missing(list(missing.values()), f"the others know no group {name!r}")
-            raise _unknown(name)
+            raise GroupNotFound(f"no group {name!r}", field="name", value=name)
         there = {broker.name for broker in self._asker.brokers()} - missing.keys()
         return _joined(name, views.by_broker, progress.by_broker, there, list(missing.values()))
 
+    async def put_group(
+        self,
+        name: str,
+        *,
+        retries_max: int | None = None,
+        retry_delays: Sequence[Delay] | str | None = None,
+        exponential: ExponentialDelays | tuple[Delay, float, Delay] | None = None,
+    ) -> RetryPolicy:
+        """Makes a group at every live broker, or replaces its settings; answers what is in force.
 
-def _unknown(name: str) -> GroupNotFound:
-    return GroupNotFound(f"no group {name!r}", field="name", value=name)
+        `retries_max`: deliveries after the first.  `retry_delays`: before each retry, the last one
+        for all beyond; a list, or one text as "10s 30s 1m".  `exponential` in its place:
+        (initial, multiplier, longest).  What is not given is as the brokers are set.  A group need
+        not be made to be used, unless the brokers are set so.  Raises InvalidArgument, and
+        Unavailable if a broker is away: call again when it is back.
+        """
+        policy = policy_of(retries_max, retry_delays, exponential)
+        request = group_admin_pb2.PutGroupRequest(group=retry_policies.config_of(name, policy))
+        answers = await self._asker.each(
+            stubs.GroupAdminStub.ask("PutGroup", request),
+            timeout_s=self._asker.timeout_s,
+        )
+        refuse_missing(answers.missing, done_at(answers.by_broker, "have the settings"))
+        return retry_policies.policy_of(next(iter(answers.by_broker.values())).retry)
+
+    async def delete_group(self, name: str) -> None:
+        """Forgets a group's settings and offsets, and its retries; its dead letters stay.
+
+        Raises GroupNotFound, InvalidArgument while it has members, and Unavailable if a broker is
+        away.
+        """
+        found = await self._group_described(name, self._asker.timeout_s)
+        refuse_missing(found.missing, "nothing was deleted")
+        if found.members:
+            raise InvalidArgument(
+                f"group {name!r} has {len(found.members)} members: close them first",
+                field="group",
+                value=name,
+                limit="a group without members",
+            )
+        request = group_admin_pb2.DeleteGroupRequest(group=name)
+        answers = await self._asker.each(
+            stubs.GroupAdminStub.ask("DeleteGroup", request),
+            (GroupNotFound,),  # also when it was deleted and the answer was lost
+            self._asker.timeout_s,
+        )
+        refuse_missing(answers.missing, done_at(answers.by_broker, "have deleted the group"))
+
+
+def done_at(by_broker: Iterable[str], what: str) -> str:
+    """Which brokers have done what others have not, for people."""
+    names = ", ".join(by_broker)
+    return f"{names} {what}; call again when all are there" if names else "nothing was changed"
 
 
 def _joined(

@@ -1,1 +1,0 @@
-"""Consumer groups, asked of all brokers: `describing` them, and `changing` where they go on."""
