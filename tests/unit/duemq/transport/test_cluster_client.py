@@ -80,10 +80,10 @@ async def test_an_address_that_another_one_took_over_keeps_its_channel(client: C
 class Watcher:
     """Waits for routes that never come; to stop takes a while."""
 
-    made: list[Watcher]
+    made: asyncio.Queue[Watcher]
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.made.append(self)
+        self.made.put_nowait(self)
         self.asked, self.stopping, self.go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def on_change(self, listener: object) -> None:
@@ -104,18 +104,18 @@ class Watcher:
 async def test_a_start_that_is_given_up_while_another_one_s_watch_ends_leaves_none(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Watcher.made = []
+    made = Watcher.made = asyncio.Queue()
     monkeypatch.setattr(cluster_client, "RouteWatcher", Watcher)
     first = asyncio.create_task(client.start())
-    await asyncio.sleep(0)
-    await made[0].asked.wait()
+    one = await made.get()
+    await one.asked.wait()
     first.cancel()
-    await made[0].stopping.wait()
+    await one.stopping.wait()
     second = asyncio.create_task(client.start())
-    await asyncio.sleep(0)
-    await made[1].asked.wait()
+    other = await made.get()
+    await other.asked.wait()
     second.cancel()
-    made[0].go_on.set()
-    made[1].go_on.set()
+    one.go_on.set()
+    other.go_on.set()
     await asyncio.gather(first, second, return_exceptions=True)
-    assert made[1].stopping.is_set()
+    assert other.stopping.is_set()

@@ -54,13 +54,13 @@ async def test_a_question_behind_the_close_is_refused(calls):
 
 
 async def test_who_waits_is_told_though_the_close_is_cancelled(calls):
-    begins = ask(calls, "k")  # its task has not begun
+    begins = ask(calls, "k")
+    [task] = calls._tasks  # it has not begun
     closing = calls.close()
     closing.send(None)
     with pytest.raises(asyncio.CancelledError):
         closing.throw(asyncio.CancelledError())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await asyncio.wait([task])
     assert isinstance(begins.results.get(0), Closed)
 
 
