@@ -41,7 +41,7 @@ from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic, dead_letter_topic
 from duemq.sent import Receipt
-from duemq.settings import ProducerSettings
+from duemq.settings import TIMEOUT_S, ProducerSettings
 from duemq.v1 import admin_pb2, message_admin_pb2, stubs
 
 log = logging.getLogger(__name__)
@@ -246,7 +246,11 @@ class DeadLetters(Topics, Groups):
         if to_topic is not None:
             check_topic(to_topic)
         client = self._asker.client
-        settings = ProducerSettings(create_topics=False, client=client.settings)
+        settings = ProducerSettings(
+            create_topics=False,
+            close_timeout_s=TIMEOUT_S[0],  # nothing is on its way by then, or was waited for
+            client=client.settings,
+        )
         async with (
             Producer(client.nameservers, settings=settings) as producer,
             aclosing(self._letter_pages(selection)) as pages,
@@ -269,34 +273,21 @@ class DeadLetters(Topics, Groups):
             for letter in page:
                 pending = await self._submit(producer, letter, to_topic, unserved)
                 answers.append(asyncio.create_task(_outcome(pending)))
-            return await self._answered(group, page, answers)
+            await asyncio.wait(answers)
+            outcomes = _known(page, answers)
+            await self._mark(group, outcomes)
+            return outcomes
         except asyncio.CancelledError:
             # What is on its way is stored: unmarked it would be sent once more.
+            if answers:
+                await asyncio.wait(answers, timeout=CALLED_OFF_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(2 * CALLED_OFF_S):
-                    await self._answered(group, page, answers, CALLED_OFF_S)
+                async with asyncio.timeout(CALLED_OFF_S):
+                    await self._mark(group, _known(page, answers))
             raise
         finally:
             for each in answers:
                 each.cancel()
-
-    async def _answered(
-        self,
-        group: str,
-        page: list[Letter],
-        answers: list[asyncio.Task[Receipt | DuemqError]],
-        timeout_s: float | None = None,
-    ) -> list[Outcome]:
-        """What became of them, as far as it is known by then; it is marked."""
-        if answers:
-            await asyncio.wait(answers, timeout=timeout_s)
-        outcomes = [
-            (letter, each.result())
-            for letter, each in zip(page, answers, strict=False)
-            if each.done()
-        ]
-        await self._mark(group, outcomes)
-        return outcomes
 
     async def _mark(self, group: str, outcomes: list[Outcome]) -> None:
         """Has the brokers note what was sent again.  Should they not, it is logged only."""
@@ -365,6 +356,13 @@ async def _heads(streams: Sequence[AsyncGenerator[Letter, None]]) -> list[Head]:
             heads.append((first.store_ms, number, first))
     heapq.heapify(heads)  # the number is unique among them: letters are not compared
     return heads
+
+
+def _known(page: list[Letter], answers: list[asyncio.Task[Receipt | DuemqError]]) -> list[Outcome]:
+    """What became of a page's letters, as far as they were sent and it is known."""
+    return [
+        (letter, each.result()) for letter, each in zip(page, answers, strict=False) if each.done()
+    ]
 
 
 async def _outcome(pending: AwaitableReceipt | DuemqError) -> Receipt | DuemqError:

@@ -11,6 +11,7 @@ from duemq.administering.letters.dead_letters import DeadLetters, Selection
 from duemq.administering.letters.resending import Letter
 from duemq.message import Origin
 from duemq.sent import Receipt
+from duemq.settings import ClientSettings
 from duemq.v1.message_pb2 import Record
 
 GROUP = "billing"
@@ -20,9 +21,14 @@ class Producer:
     """Hands `answers` out, an awaitable a message."""
 
     def __init__(self, answers):
+        self.settings = None
         self.targets = {"orders"}
         self._answers = deque(answers)
         self.all_sent = asyncio.Event()
+
+    def __call__(self, nameservers, settings):
+        self.settings = settings
+        return self
 
     async def __aenter__(self):
         return self
@@ -44,7 +50,8 @@ class Admin(DeadLetters):
     """Has some letters, and remembers which are marked."""
 
     def __init__(self, letters):
-        self._asker = SimpleNamespace(client=SimpleNamespace(nameservers=(), settings=None))
+        client = SimpleNamespace(nameservers=(), settings=ClientSettings())
+        self._asker = SimpleNamespace(client=client)
         self._letters_of_group = letters
         self.marked = []
 
@@ -63,8 +70,7 @@ async def test_what_was_answered_is_marked_though_another_broker_never_answers(m
     never, receipt = asyncio.Future(), asyncio.Future()
     receipt.set_result(Receipt(None, 0))
     producer = Producer([receipt, never, receipt])
-    monkeypatch.setattr(dead_letters, "Producer", lambda *_, **__: producer)
-    monkeypatch.setattr(dead_letters, "ProducerSettings", lambda **_: None)
+    monkeypatch.setattr(dead_letters, "Producer", producer)
     monkeypatch.setattr(dead_letters, "CALLED_OFF_S", 0.01)
     admin = Admin([letter(0), letter(1), letter(2)])
     pages = admin._resent_pages(Selection(GROUP), "orders")
@@ -74,3 +80,4 @@ async def test_what_was_answered_is_marked_though_another_broker_never_answers(m
     with pytest.raises(asyncio.CancelledError):
         await resending
     assert admin.marked == [0, 2]
+    assert producer.settings.close_timeout_s < 1  # it was waited for
