@@ -233,7 +233,7 @@ class GroupShare:
             generation, coordinator = self._holdings.generation, self._membership.coordinator
             try:
                 answers: dict[MessageQueue, Start | DuemqError] = {}
-                starts = self._holdings.starts(todo, again=backoff.attempts > 0)
+                starts = self._holdings.starts(todo)
                 for start_from, queues in starts.items():
                     answers |= await self._offsets.acquire(
                         broker, queues, generation, start_from, coordinator

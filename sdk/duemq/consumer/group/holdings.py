@@ -167,12 +167,8 @@ class Holdings:
 
     # --- what became of them ------------------------------------------------------------------
 
-    def starts(
-        self, queues: Iterable[MessageQueue], *, again: bool = False
-    ) -> Mapping[StartFrom, list[MessageQueue]]:
-        """Where the group begins in queues that it has no offset for.
-
-        `again`: their broker was asked before, and did not take them over.
+    def starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+        """Where the group begins in queues that it has no offset for; their broker is asked now.
 
         With "latest" a queue that came while this member was there (a new topic, also one made anew
         whose queues others had before; a queue or broker more) begins when the member did, and so
@@ -182,12 +178,13 @@ class Holdings:
         since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            new = self._start_from == "latest" and (again or not self._is_older(queue))
+            new = self._start_from == "latest" and not self._was_older(queue)
             starts[since_start if new else self._start_from].append(queue)
         return starts
 
-    def _is_older(self, queue: MessageQueue) -> bool:
-        then = self._older.get(queue)
+    def _was_older(self, queue: MessageQueue) -> bool:
+        """Once: it has an offset then, unless it could not be taken over, or is made anew."""
+        then = self._older.pop(queue, None)
         if then is None:
             return False
         now = self._topic_id_of(queue.topic, queue.broker)
@@ -200,7 +197,6 @@ class Holdings:
         holding.source, holding.committed = source, source.pending.commit_point
         holding.settled = settled
         holding.state = HoldingState.ACTIVE
-        self._older.pop(holding.queue, None)  # has an offset now, unless its topic is made anew
         return True
 
     def released(self, holdings: Iterable[Holding]) -> Step:
