@@ -21,8 +21,7 @@ from duemq.producing.keyed.asks import Ref, TimerKey
 from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
-from duemq.protocol.due import DELAYS_MS, DUE_MS_MAX, Due
+from duemq.protocol.due import DEFAULT_LEVELS, DELAYS_MS, DUE_MS_MAX, Due, parse_levels
 from duemq.protocol.names import is_system
 from duemq.testing.logs import NAME, MemoryLogs
 from duemq.v1 import broker_pb2, timer_pb2

@@ -23,7 +23,7 @@ from duemq.errors import (
 )
 from duemq.producing.batch import Batch
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.pumping import refusals
+from duemq.producing.pumping import sequence_lane as lanes
 from duemq.producing.pumping.backlog import Backlog
 from duemq.producing.pumping.broker_health import Health, Patience, Waits
 from duemq.producing.pumping.in_flight import Answer, Frame, InFlight, Stored
@@ -262,7 +262,7 @@ class Pump:
                 continue  # given up meanwhile; its stream is being replaced
             if not isinstance(result, DuemqError):
                 self._stored(lane, batch, answer, result)
-            elif frame.repeated and refusals.undecided(lane, batch, result):
+            elif frame.repeated and lane.undecided(batch, result):
                 lane.doubt(batch)
                 unknown.append(batch)
                 refused |= self._leave_in_peace(in_flight, result, now_ms)
@@ -272,8 +272,7 @@ class Pump:
         if not refused:
             self._patience.over(broker)
         if unknown:
-            lanes = [self._backlog.lane_of(batch) for batch in unknown]
-            in_flight.keep(Frame(unknown, lanes, repeated=True))
+            in_flight.keep(Frame(unknown, list(map(self._backlog.lane_of, unknown)), repeated=True))
 
     def _stored(self, lane: SequenceLane, batch: Batch, answer: Answer, result: Stored) -> None:
         batch.in_flight = False
@@ -303,13 +302,13 @@ class Pump:
 
         `repeated`: it was sent on an earlier stream, and what that did with it is not known.
         """
-        if isinstance(error, OutOfSequence) and (refusals.missing_before(error) or not repeated):
+        if isinstance(error, OutOfSequence) and (lanes.missing_before(error) or not repeated):
             lane.out_of_sequence(batch)
             self._backlog.keep_turn(lane)
             if lane.refusals > self.settings.in_flight:
                 self._pause(in_flight, now_ms)
             return lane.refusals > self.settings.in_flight
-        if not repeated and refusals.may_be_repeated(error):
+        if not repeated and lanes.may_be_repeated(error):
             lane.refused(batch, again=batch.queue is not None)
             if batch.queue is None:
                 self._backlog.put_back(batch)
@@ -326,7 +325,7 @@ class Pump:
         if isinstance(error, TopicNotFound | QueueNotFound):
             # Deleted, or smaller than it was: the next call asks anew.
             self.targets.pop(batch.topic, None)
-        self._fail(batch, refusals.doubted(error) if repeated else error)
+        self._fail(batch, lanes.doubted(error) if repeated else error)
         return False
 
     def _leave_in_peace(self, in_flight: InFlight, error: DuemqError, now_ms: float) -> bool:
