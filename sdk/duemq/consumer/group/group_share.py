@@ -13,6 +13,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
 from duemq.consumer.delivery.in_place import InPlaceDispatcher
@@ -103,7 +104,7 @@ class GroupShare:
             group=group,
             client_id=member_id,
         )
-        self._dispatcher: Dispatcher = (
+        self._dispatcher: Dispatcher[Any] = (
             ConcurrentDispatcher(callback, **calling)
             if order is None
             else InPlaceDispatcher(callback, lanes=order, lease=lease, **calling)
