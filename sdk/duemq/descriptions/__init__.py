@@ -2,13 +2,24 @@
 
 from duemq.descriptions.cluster import (
     BrokerDescription,
+    CatchUp,
     ClusterDescription,
+    DstPolicy,
     Forgotten,
     ForgottenTopic,
+    HeldTimers,
     NameserverDescription,
+    Occurrence,
     ReplicaDescription,
+    ResumePolicy,
+    Schedule,
     StuckTimers,
+    TimerBucket,
+    TimerCount,
+    TimerDescription,
+    TimerHold,
     TimerOwner,
+    TimerState,
     TimerStats,
 )
 from duemq.descriptions.stored import (
@@ -26,19 +37,6 @@ from duemq.descriptions.stored import (
     StoredMessage,
     TopicDescription,
     TopicSummary,
-)
-from duemq.descriptions.timers import (
-    CatchUp,
-    DstPolicy,
-    HeldTimers,
-    Occurrence,
-    ResumePolicy,
-    Schedule,
-    TimerBucket,
-    TimerCount,
-    TimerDescription,
-    TimerHold,
-    TimerState,
 )
 
 __all__ = [
