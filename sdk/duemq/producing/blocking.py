@@ -22,8 +22,7 @@ from duemq.producing.receipt import PendingReceipt, Receipts
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
-from duemq.settings import ProducerSettings
-from duemq.transport.cluster_client import Addresses
+from duemq.settings import Addresses, ProducerSettings
 from duemq.transport.loop_thread import Face, Hosted, blocking, refuse_inside
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.

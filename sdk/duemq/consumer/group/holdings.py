@@ -172,12 +172,8 @@ class Holdings:
 
     # --- what became of them ------------------------------------------------------------------
 
-    def starts(
-        self, queues: Iterable[MessageQueue], *, again: bool = False
-    ) -> Mapping[StartFrom, list[MessageQueue]]:
-        """Where the group begins in queues that it has no offset for.
-
-        `again`: their broker was asked before, and did not take them over.
+    def starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+        """Where the group begins in queues that it has no offset for; their broker is asked now.
 
         With "latest" a queue that came while this member was there (a new topic, also one made anew
         whose queues others had before; a queue or broker more) begins when the member did, and so
@@ -189,20 +185,22 @@ class Holdings:
         """
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            starts[self._start(queue, again=again)].append(queue)
+            starts[self._start(queue)].append(queue)
         return starts
 
-    def _start(self, queue: MessageQueue, *, again: bool) -> StartFrom:
+    def _start(self, queue: MessageQueue) -> StartFrom:
         if self._start_from != "latest":
             return self._start_from
+        was_older = self._was_older(queue)
         member_ms = self._began_ms - CLOCK_BEHIND_MS_MAX
         group_ms = self._reads_since_ms.get(queue.topic, self._began_ms)
         if group_ms < member_ms:
             return max(0, group_ms - CLOCK_BEHIND_MS_MAX)
-        return max(0, member_ms) if again or not self._is_older(queue) else "latest"
+        return "latest" if was_older else max(0, member_ms)
 
-    def _is_older(self, queue: MessageQueue) -> bool:
-        then = self._older.get(queue)
+    def _was_older(self, queue: MessageQueue) -> bool:
+        """Once: it has an offset then, unless it could not be taken over, or is made anew."""
+        then = self._older.pop(queue, None)
         if then is None:
             return False
         now = self._topic_id_of(queue.topic, queue.broker)
@@ -215,7 +213,6 @@ class Holdings:
         holding.source, holding.committed = source, source.pending.commit_point
         holding.settled = settled
         holding.state = HoldingState.ACTIVE
-        self._older.pop(holding.queue, None)  # has an offset now, unless its topic is made anew
         return True
 
     def released(self, holdings: Iterable[Holding]) -> Step:
