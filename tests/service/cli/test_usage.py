@@ -223,6 +223,27 @@ def test_wrong_values_are_named_as_they_are_written(arguments: tuple[str, ...], 
     assert "datetime" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "one", "other"),
+    [
+        (("group", "reset", "g", "--topic", "t"), ("--to", "latest"), ("--offset", "3")),
+        (
+            ("schedule", "add", "s", "--topic", "t", "--body", "b"),
+            ("--every", "1s"),
+            ("--cron", "x"),
+        ),
+    ],
+    ids=["reset", "schedule"],
+)
+def test_one_of_two_is_asked_for_by_name(
+    command: tuple[str, ...], one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    for given in ((), (*one, *other)):
+        result = run(*command, *given)
+        assert result.exit_code == Exit.USAGE
+        assert f"Give one of {one[0]} and {other[0]}." in result.stderr
+
+
 def test_contexts_are_used_where_no_address_is_given(
     nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
