@@ -26,7 +26,8 @@ def bench() -> None:
 
     Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
     parameters first, measures its floor in the same run (the bare disk, no queue), counts what
-    arrived, and fails if anything was lost, came twice or came early.
+    arrived, and fails if anything was lost, came twice or came early.  Those that kill or weigh
+    processes do so with a cluster of their own alone.
 
     \b
     Examples:
@@ -59,7 +60,8 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     def command(
         session: Session, /, data: str | None, brokers: int, replicas: int, **options: Any
     ) -> Exit:
-        nameserver = session.nameserver if session.nameserver_given else None
+        # DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
+        nameserver = session.nameserver if session.nameserver_written else None
         if name in suite.OWN_CLUSTER_ONLY:
             nameserver = None
         place = suite.Place(nameserver, data, brokers, replicas)
