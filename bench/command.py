@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
 from duemq import tune_process
 from duemq.protocol import due
-from duemq_cli import times
+from duemq_cli import interrupts, times
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
@@ -81,9 +83,10 @@ def _measure(
 ) -> tuple[Report, Exit]:
     people = not session.json
     tune_process()  # as sdk/README.md advises who moves many messages
-    report = suite.run(
-        name, parameters, place, before=lambda r: r.print_parameters() if people else None
-    )
+    with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and their data go first
+        report = suite.run(
+            name, parameters, place, before=lambda r: r.print_parameters() if people else None
+        )
     if people:
         report.print_figures()
     else:
@@ -91,6 +94,11 @@ def _measure(
     for fault in report.faults:
         session.output.note(f"FAILED: {fault}")
     return report, Exit.FAILED if report.faults else Exit.OK
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler: as Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def _count(default: int) -> Callable[[Any], Any]:

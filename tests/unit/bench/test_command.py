@@ -1,11 +1,15 @@
 """Which cluster `duemq bench` measures."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from duemq_cli.app import cli
+from duemq_cli.exits import Exit
 from duemq_server.bench import suite
 from duemq_server.bench.harness.target import target
 
@@ -29,6 +33,19 @@ def test_only_a_cluster_that_is_written_gets_its_messages(
     for command in ((*written, "bench", "send"), ("bench", "send", *written)):
         CliRunner().invoke(cli, command)
     assert [place.nameserver for place in places] == [asked, asked]
+
+
+def test_a_sigterm_lets_it_remove_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(bench: str, parameters: object, place: suite.Place, before: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(suite, "run", run)
+    default = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert CliRunner().invoke(cli, ["bench", "send"]).exit_code == Exit.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, default)
 
 
 def test_its_folder_is_made(tmp_path: Path) -> None:
