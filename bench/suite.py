@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from duemq.protocol import checks
 from duemq_server.bench.harness.results import Report
 from duemq_server.bench.harness.target import target
 from duemq_server.bench.matrix import row
@@ -79,6 +80,8 @@ def run(
     before: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Runs one benchmark; `before` is shown the report when its parameters are known."""
+    if place.nameserver is None:
+        checks.at_most("min_insync", parameters.get("min_insync", 0), place.replicas)
     given = [name for name in BROKER_SETTINGS if name in parameters]
     flags = {"broker": [f"--{n.replace('_', '-')}={parameters[n]}" for n in given]}
     with target(

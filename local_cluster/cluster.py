@@ -54,6 +54,7 @@ class EmbeddedCluster:
     brokers: how many; None: as many as the folder knows, 2 for a new one.
     replicas: of each broker and timer service; None: as many as the folder knows, one for a new
         one.
+    min_insync: of them, how many must have what is acknowledged; 0: more than half.
     port: of the first nameserver; 0: the one of last time, else any free one.
     host: the address that members listen on; 0.0.0.0 or ::, on every one.
     advertise: the host by which others reach this machine; needed where `host` names none.
@@ -70,6 +71,7 @@ class EmbeddedCluster:
         *,
         brokers: int | None = None,
         replicas: int | None = None,
+        min_insync: int = 0,
         nameservers: int = 1,
         port: int = 0,
         host: str = LOOPBACK,
@@ -86,6 +88,7 @@ class EmbeddedCluster:
         self._layout = Layout(Path(directory).resolve())
         self._brokers = brokers
         self._replicas = replicas
+        self._min_insync = min_insync
         self._nameservers = nameservers
         self._port = port
         self._host = host.strip("[]")
@@ -268,6 +271,7 @@ class EmbeddedCluster:
             nameservers=self._nameservers,
             brokers=self._brokers,
             replicas=self._replicas,
+            min_insync=self._min_insync,
         ):
             member.address = joined(self._host, self._choose_port(member.name))
             if self._metrics:
@@ -311,6 +315,7 @@ class EmbeddedCluster:
             nameservers = ",".join(map(self.address, self.names("nameserver")))
             command += ["--nameservers", nameservers]
             command += ["--heartbeat-period", str(self._heartbeat_period_s)]
+            command += ["--min-insync", str(self._min_insync)] if self._min_insync else []
         return [*command, *self._tls_flags, *self._flags.get(member.kind, ())]
 
     # -- readiness ----------------------------------------------------------------------------

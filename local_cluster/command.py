@@ -23,7 +23,7 @@ from duemq_server.local_cluster import (
     EmbeddedCluster,
 )
 from duemq_server.local_cluster.cluster import LOOPBACK
-from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX, REPLICATED
+from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX
 from duemq_server.replication.settings import REPLICAS_MAX
 
 PORT_DEFAULT = 9876
@@ -131,14 +131,13 @@ def up(
         stop.put(None)
 
     flags = {kind: ["--tracing", tracing] for kind in ("broker", "timer")}
-    for kind in REPLICATED:
-        flags[kind] += ["--min-insync", str(min_insync)] if min_insync else []
     before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         cluster = EmbeddedCluster(
             data,
             brokers=brokers,
             replicas=replicas,
+            min_insync=min_insync,
             port=port,
             host=host,
             advertise=advertise,

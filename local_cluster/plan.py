@@ -42,7 +42,12 @@ def require_services() -> None:
 
 
 def members_of(
-    layout: Layout, *, nameservers: int, brokers: int | None, replicas: int | None
+    layout: Layout,
+    *,
+    nameservers: int,
+    brokers: int | None,
+    replicas: int | None,
+    min_insync: int = 0,
 ) -> list[Member]:
     """The members, as the folder knows them where nothing is said; without addresses.
 
@@ -61,6 +66,8 @@ def members_of(
             limit=str(known),
         )
     names = _replica_names(layout, known, replicas)
+    if min_insync > layout.replicas:
+        raise checks.wrong("min_insync", min_insync, f"at most the replicas, {layout.replicas}")
     found = []
     for kind, count in (("nameserver", nameservers), ("broker", brokers), ("timer", 1)):
         for number in range(count):

@@ -65,6 +65,8 @@ class ReplicaSettings(MemberSettings):
             for other in ("replicas", "lease_store"):
                 if getattr(self, other) not in ((), "none"):
                     raise InvalidArgument(f"replica must be given with {other}", field="replica")
+            if self.min_insync > 1:
+                raise checks.wrong("min_insync", self.min_insync, "0 or 1 without replicas")
             return
         for name in (self.replica, *self.replicas):
             check_name("replicas", name)

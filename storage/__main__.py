@@ -1,6 +1,6 @@
 """`duemq-storage dump|check|cut|set-aside`: look into files, verify them, accept a loss.
 
-Exit codes: 0 sound, 1 damage found, 2 wrong use.
+Exit codes: 0 sound, 1 damage found, 2 wrong use, or not all was looked at.
 """
 
 from __future__ import annotations
@@ -75,29 +75,36 @@ def _run_cut(directory: str, position: int) -> int:
     return EXIT_SOUND
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "dump":
+        for line in dump(arguments.path, RealDisk()):
+            print(line)
+        return EXIT_SOUND
+    if arguments.command == "check":
+        return _run_check(arguments.directory)
+    if arguments.command == "set-aside":
+        return _run_set_aside(arguments.directory, arguments.at)
+    return _run_cut(arguments.directory, arguments.at)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; answers the exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        if arguments.command == "dump":
-            for line in dump(arguments.path, RealDisk()):
-                print(line)
-            return EXIT_SOUND
-        if arguments.command == "check":
-            return _run_check(arguments.directory)
-        if arguments.command == "set-aside":
-            return _run_set_aside(arguments.directory, arguments.at)
-        return _run_cut(arguments.directory, arguments.at)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except StorageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_DAMAGE
+    except BrokenPipeError:
+        # Whoever read this has seen enough; the interpreter must not flush it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_USAGE
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        sys.exit(EXIT_SOUND)
+    sys.exit(main())

@@ -47,10 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _set_aside(directories: Sequence[str]) -> int:
-    if len(directories) != 1 or not os.path.isdir(directories[0]):
+    if len(directories) != 1 or directories[0].startswith("-"):
         print("usage: duemq-timer-service set-aside DIRECTORY", file=sys.stderr)
         return 2
     [directory] = directories
+    if not os.path.isdir(directory):
+        print(f"error: {directory} is not a directory", file=sys.stderr)
+        return 2
     try:
         with DirLock(directory):
             for line in set_aside.set_aside(directory, RealDisk(), Limits(), now_ms()):

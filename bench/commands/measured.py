@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
 from duemq import tune_process
+from duemq_cli import interrupts
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
@@ -23,7 +26,8 @@ def bench() -> None:
 
     Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
     parameters first, measures its floor in the same run (the bare disk, no queue), counts what
-    arrived, and fails if anything was lost, came twice or came early.
+    arrived, and fails if anything was lost, came twice or came early.  Those that kill or weigh
+    processes do so with a cluster of their own alone.
 
     \b
     Examples:
@@ -56,7 +60,8 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     def command(
         session: Session, /, data: str | None, brokers: int, replicas: int, **options: Any
     ) -> Exit:
-        nameserver = session.nameserver if session.nameserver_given else None
+        # DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
+        nameserver = session.nameserver if session.nameserver_written else None
         if name in suite.OWN_CLUSTER_ONLY:
             nameserver = None
         place = suite.Place(nameserver, data, brokers, replicas)
@@ -73,9 +78,10 @@ def measure(
     """Runs a benchmark and prints what it found."""
     people = not session.json
     tune_process()  # as sdk/README.md advises who moves many messages
-    report = suite.run(
-        name, parameters, place, before=lambda r: r.print_parameters() if people else None
-    )
+    with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and data go first
+        report = suite.run(
+            name, parameters, place, before=lambda r: r.print_parameters() if people else None
+        )
     if people:
         report.print_figures()
     else:
@@ -83,6 +89,11 @@ def measure(
     for fault in report.faults:
         session.output.note(f"FAILED: {fault}")
     return report, Exit.FAILED if report.faults else Exit.OK
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler: as Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def count(default: int) -> Callable[[Any], Any]:

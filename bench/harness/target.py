@@ -47,6 +47,8 @@ def target(
     flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Target]:
     """The cluster at `nameserver`; None: one of our own, with its data in a folder that goes."""
+    if directory is not None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="duemq-bench-", dir=directory) as scratch:
         if nameserver is not None:
             yield Target(nameserver, Path(scratch))

@@ -24,6 +24,8 @@ def main() -> None:
     began_s = time.monotonic()
     # Until commands take it over: an exception might be lost in what is being imported.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    # Of a connection that fails gRPC would print a line at each attempt, before we say why it does.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from duemq_cli import streams
     from duemq_cli.app import cli
 

@@ -108,8 +108,8 @@ def _usage_error(output: Output, error: click.ClickException) -> None:
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done · 1 something failed · 2 wrong arguments · 3 the cluster cannot be "
-    "reached · 4 no such topic, queue or group · 5 a broker is away, the answer is partial · 130 "
-    "interrupted.",
+    "reached · 4 no such topic, queue, group or schedule · 5 a broker is away, the answer is "
+    "partial · 130 interrupted.",
 )
 @click.version_option(package_name="duemq-cli")
 @session_options

@@ -52,14 +52,11 @@ class Session:
 
     # By option or environment.
     address: str | None = None
+    nameserver_written: bool = False
+    """The address stands in the command line: it is not one that other programs are to use, too."""
     json: bool = False
     timeout_s: float | None = None
     interruption: Interruption = field(default_factory=lambda: Interruption(lambda _: None))
-
-    @property
-    def nameserver_given(self) -> bool:
-        """Whether an address was given, by option or environment."""
-        return self.address is not None
 
     @cached_property
     def nameserver(self) -> str:
@@ -169,6 +166,7 @@ def _set_nameserver(context: click.Context, option: click.Parameter, value: str 
     # The root and its command both look at the environment: it comes after what is written.
     if value is not None and (written or session.address is None):
         session.address = value
+        session.nameserver_written = written
 
 
 def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:

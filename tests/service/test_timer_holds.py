@@ -182,12 +182,16 @@ async def test_what_is_too_old_or_not_the_newest_is_dropped(
         await sends.send(TOPIC, b"later", delay="1h")
         await until_held(admin, 1)
         command = ("timer", "resume", "--topic", TOPIC, "--policy", "drop-older-than", "0s")
-        done = await run(cluster.nameserver, *command, "--json")
-        assert rows(done) == [{"count": 2, "was_held": True, "dropped": 1, "done": True}]
+        would = await run(cluster.nameserver, *command, "--dry-run")
+        assert would.stdout.startswith("2 delayed messages under it; how many of them are dropped")
+        done = await run(cluster.nameserver, *command)
+        assert done.stdout == "1 dropped; the others of 2 delayed messages go when they are due\n"
         assert await sends.cancel(receipt) is CancelOutcome.CANCELLED
         [count] = await admin.count_timers(TOPIC)
         assert (count.accepted, count.pending, count.fired, count.dropped) == (6, 1, 3, 2)
         assert b"1" not in bodies_of(await delivered(cluster))
+        again = await run(cluster.nameserver, *command, "--json")
+        assert rows(again) == [{"count": 1, "was_held": False, "dropped": 0, "done": True}]
         with pytest.raises(InvalidArgument, match="older_than"):
             await admin.resume_timers(TOPIC, policy="drop_older_than")
         with pytest.raises(InvalidArgument, match="policy"):

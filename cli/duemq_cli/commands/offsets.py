@@ -66,6 +66,8 @@ def reset(
       duemq group reset billing --topic orders --to 2030-01-01T06:00:00+01:00
       duemq group reset billing --topic orders --offset 4711 --queue broker-0/2
     """
+    if (to is None) == (offset is None):
+        raise click.UsageError("Give one of --to and --offset.")
     places = [_place(text) for text in queues] or None
 
     def move(admin: Admin, dry: bool) -> list[OffsetChange]:

@@ -76,6 +76,8 @@ def add(
       duemq schedule add report --topic t --body go --cron '0 9 * * MON-FRI' --zone Europe/Berlin
       duemq schedule add sweep --topic jobs --body sweep --cron '0 3 * * *' --jitter 30m --count 10
     """
+    if (options["every"] is None) == (options["cron"] is None):
+        raise click.UsageError("Give one of --every and --cron.")
     session.changes()
     with session.admin() as admin:
         outcome, found = admin.put_schedule(

@@ -44,6 +44,9 @@ def create(
 ) -> None:
     """Make the topic NAME on every broker.  Brokers make topics by themselves at the first send.
 
+    One that is lost gets no queues, which the answer shows by its brokers: say the same again when
+    it is back.
+
     With --json: topic, queues, message_bytes_max, brokers.
 
     \b

@@ -25,7 +25,7 @@ class CancelOutcome(enum.StrEnum):
     """What became of a `cancel`."""
 
     CANCELLED = "cancelled"
-    """It will never be delivered."""
+    """It will never be delivered; one that was rescheduled has another handle, and will be."""
     FIRED = "fired"
     """Too late: it is delivered or on its way."""
     UNKNOWN = "unknown"

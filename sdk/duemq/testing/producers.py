@@ -18,7 +18,7 @@ from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.rescheduling import FireOutcome, Rescheduled
 from duemq.protocol.due import Due
-from duemq.protocol.names import check_sent_to
+from duemq.protocol.names import check_sent_to, check_topic
 from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
 from duemq.testing.asking import finished
@@ -158,6 +158,7 @@ class AioMemoryProducer(aio.Producer):
             self._losses.add(batch, batch.error, logged=False)
 
     def _find(self, topic: str) -> Target:
+        check_topic(topic)
         check_sent_to(topic)
         with self._lock:
             if self._settings.create_topics:

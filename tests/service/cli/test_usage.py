@@ -1,7 +1,12 @@
 """What the command line says without a cluster: help, wrong usage, nobody there."""
 
 import json
+import os
 import socket
+import socketserver
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,6 +223,27 @@ def test_wrong_values_are_named_as_they_are_written(arguments: tuple[str, ...], 
     assert "datetime" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "one", "other"),
+    [
+        (("group", "reset", "g", "--topic", "t"), ("--to", "latest"), ("--offset", "3")),
+        (
+            ("schedule", "add", "s", "--topic", "t", "--body", "b"),
+            ("--every", "1s"),
+            ("--cron", "x"),
+        ),
+    ],
+    ids=["reset", "schedule"],
+)
+def test_one_of_two_is_asked_for_by_name(
+    command: tuple[str, ...], one: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    for given in ((), (*one, *other)):
+        result = run(*command, *given)
+        assert result.exit_code == Exit.USAGE
+        assert f"Give one of {one[0]} and {other[0]}." in result.stderr
+
+
 def test_contexts_are_used_where_no_address_is_given(
     nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,3 +278,29 @@ def test_a_bad_file_of_contexts_is_named(content: str, tmp_path: Path) -> None:
     result = run("topic", "list")
     assert result.exit_code == Exit.USAGE
     assert str(tmp_path / "duemq" / "contexts.json") in result.stderr
+
+
+class SpeaksNoTls(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.wfile.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_a_server_without_tls_is_told_in_one_line() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), SpeaksNoTls) as server:
+        threading.Thread(target=server.serve_forever).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "duemq_cli", "--nameserver", address, "topic", "list"],
+                env={**environment, "DUEMQ_TLS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        finally:
+            server.shutdown()
+    assert done.returncode == Exit.UNAVAILABLE
+    [line] = done.stderr.splitlines()
+    assert "does not speak TLS" in line

@@ -9,11 +9,15 @@ from duemq_server.local_cluster import plan
 from duemq_server.local_cluster.layout import Layout
 
 
-def planned(folder: Path, brokers: int | None = None, replicas: int | None = None) -> list[str]:
+def planned(
+    folder: Path, brokers: int | None = None, replicas: int | None = None, min_insync: int = 0
+) -> list[str]:
     layout = Layout(folder)
     layout.open()
     try:
-        members = plan.members_of(layout, nameservers=1, brokers=brokers, replicas=replicas)
+        members = plan.members_of(
+            layout, nameservers=1, brokers=brokers, replicas=replicas, min_insync=min_insync
+        )
         return [each.name for each in members if each.kind == "broker"]
     finally:
         layout.close()
@@ -43,3 +47,11 @@ def test_a_replica_whose_data_is_gone_counts_where_later_ones_have_theirs(tmp_pa
     for name in "ac":
         (tmp_path / "broker-0" / name).mkdir(parents=True)
     assert planned(tmp_path) == ["broker-0/a", "broker-0/b", "broker-0/c"]
+
+
+def test_more_in_sync_than_there_are_replicas_is_refused(tmp_path: Path) -> None:
+    assert planned(tmp_path, brokers=1, min_insync=1) == ["broker-0"]
+    assert planned(tmp_path, brokers=1, replicas=2, min_insync=2) == ["broker-0/a", "broker-0/b"]
+    for replicas in (None, 2):
+        with pytest.raises(InvalidArgument, match=r"min_insync: 3 .*at most the replicas"):
+            planned(tmp_path, replicas=replicas, min_insync=3)

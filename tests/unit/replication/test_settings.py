@@ -82,6 +82,12 @@ def test_who_has_no_replicas_has_no_store() -> None:
         settings("kubernetes", replica="", replicas=())
 
 
+def test_who_has_no_replicas_keeps_nothing_on_two_disks() -> None:
+    assert settings("none", replica="", replicas=(), min_insync=1).min_insync == 1
+    with pytest.raises(InvalidArgument, match=r"min_insync: 2 .*without replicas"):
+        settings("none", replica="", replicas=(), min_insync=2)
+
+
 def test_certificates_are_for_etcd_over_tls_and_come_in_pairs() -> None:
     over_tls = "etcd:https://a:2379,https://b:2379"
     made = settings(over_tls, lease_store_ca="ca", lease_store_cert="c", lease_store_key="k")

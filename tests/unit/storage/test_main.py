@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -295,3 +298,21 @@ def test_a_path_that_is_not_there(
 ) -> None:
     assert main([command, str(tmp_path / "none")]) == 2
     assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["dump", "check"])
+def test_who_has_read_enough_hears_nothing_more(data: Path, command: str) -> None:
+    unread, output = os.pipe()
+    os.close(unread)
+    path = data / "commitlog" if command == "dump" else data
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "duemq_server.storage", command, str(path)],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(output)
+    assert (done.returncode, done.stderr) == (2, b"")

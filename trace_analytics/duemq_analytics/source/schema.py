@@ -92,7 +92,7 @@ SPANS: tuple[Column, ...] = (
     Column("error_type", "string", "DueMQ error code or exception class"),
     Column("service", "string", "service.name of the process"),
     Column("instance", "string", "service.instance.id"),
-    Column("operation", "string", "send, store, schedule, fire, receive, process"),
+    Column("operation", "string", "send, store, schedule, fire, receive, process, settle"),
     Column("topic", "string", "the topic that the producer named"),
     Column("broker", "string", "broker that answered"),
     Column("queue", "int", "queue (in %TIMER% while a message waits)"),

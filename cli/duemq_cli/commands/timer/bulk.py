@@ -89,5 +89,5 @@ def change(
     session.output.record(row, f"{count:,} messages {verb}")
     session.output.missing(missing)
     if missing and not dry_run:
-        session.output.note(f"{go_on}: without it all would be {done} again")
+        session.output.note(f"{go_on}: without it all that is pending by then is {done}")
     return Exit.PARTIAL if missing else Exit.OK

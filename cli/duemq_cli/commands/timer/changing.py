@@ -61,8 +61,9 @@ def cancel(
     """Cancel delayed messages by the handles that `duemq send` printed, or by their timer keys.
 
     Answers cancelled (it will never be delivered), fired (too late) or unknown, a line a message;
-    the exit code is 0 only if all are cancelled.  With --json: handle, outcome; by key topic,
-    timer_key, outcome.
+    the exit code is 0 only if all are cancelled.  The handle of a message that was rescheduled,
+    shifted or moved since is cancelled, too, and the message comes all the same: it has another
+    one.  With --json: handle, outcome; by key topic, timer_key, outcome.
 
     With --all or --key-prefix: all that is pending of a topic by now, by due time, too; what comes
     meanwhile stays.  It goes on at the timer shards, and is not called off by Ctrl-C.  The exit

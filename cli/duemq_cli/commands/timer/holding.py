@@ -102,14 +102,8 @@ def resume(
                 dry_run=dry_run,
             )
         )
-    if found.was_held:
-        text = f"{_count(found)} {'would go' if dry_run else 'go'} when they are due"
-    else:
-        text = f"{_count(found)}; not held, or not at every timer shard"
-    if not dry_run and _POLICIES[policy] is not ResumePolicy.ALL:
-        text += f"; {found.dropped:,} dropped{'' if found.done else ' so far, all others wait'}"
     row = {**_row(found), "dropped": found.dropped, "done": found.done}
-    session.output.record(row, text)
+    session.output.record(row, _resumed(found, _POLICIES[policy], dry_run=dry_run))
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 
@@ -133,6 +127,20 @@ def holds(session: Session, /) -> Exit:
         session.output.table(("topic", "key_prefix", "since"), shown, empty="nothing is held")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+def _resumed(found: HeldTimers, policy: ResumePolicy, *, dry_run: bool) -> str:
+    """What becomes of them; `pending` has those that are dropped, too."""
+    count = _count(found)
+    if not found.was_held:
+        return f"{count}; not held, or not at every timer shard"
+    if policy is ResumePolicy.ALL:
+        return f"{count} {'would go' if dry_run else 'go'} when they are due"
+    if dry_run:
+        return f"{count} under it; how many of them are dropped is told when it is done"
+    if not found.done:
+        return f"{found.dropped:,} dropped so far, all others wait"
+    return f"{found.dropped:,} dropped; the others of {count} go when they are due"
 
 
 def _row(found: HeldTimers) -> dict[str, object]:

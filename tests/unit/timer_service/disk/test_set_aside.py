@@ -234,6 +234,8 @@ def test_an_entry_that_was_set_aside_and_that_nobody_knows_is_not_skipped() -> N
 def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["set-aside"]) == 2
     assert "usage" in capsys.readouterr().err
+    assert main(["set-aside", str(tmp_path / "none")]) == 2
+    assert "none is not a directory" in capsys.readouterr().err
     assert main(["set-aside", str(tmp_path)]) == 0
     assert "0 timers lost" in capsys.readouterr().out
 

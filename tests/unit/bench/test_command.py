@@ -1,0 +1,50 @@
+"""Which cluster `duemq bench` measures."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from duemq_cli.app import cli
+from duemq_cli.exits import Exit
+from duemq_server.bench import suite
+from duemq_server.bench.harness.target import target
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [((), None), (("--nameserver", "ns:1"), "ns:1")],
+    ids=["variable", "option"],
+)
+def test_only_a_cluster_that_is_written_gets_its_messages(
+    written: tuple[str, ...], asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[suite.Place] = []
+
+    def run(bench: str, parameters: object, place: suite.Place, before: object) -> None:
+        places.append(place)
+        raise OSError
+
+    monkeypatch.setattr(suite, "run", run)
+    monkeypatch.setenv("DUEMQ_NAMESERVER", "production:9876")
+    for command in ((*written, "bench", "send"), ("bench", "send", *written)):
+        CliRunner().invoke(cli, command)
+    assert [place.nameserver for place in places] == [asked, asked]
+
+
+def test_a_sigterm_lets_it_remove_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(bench: str, parameters: object, place: suite.Place, before: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(suite, "run", run)
+    default = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert CliRunner().invoke(cli, ["bench", "send"]).exit_code == Exit.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, default)
+
+
+def test_its_folder_is_made(tmp_path: Path) -> None:
+    with target("ns:1", directory=str(tmp_path / "a" / "b")) as found:
+        assert found.directory.parent == tmp_path / "a" / "b"
