@@ -13,6 +13,7 @@ from duemq.errors import DuemqError
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.group_table import GroupTable
 from duemq_server.broker.slices import Slices
+from duemq_server.broker.store.changes import group_changes
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
@@ -107,7 +108,7 @@ class GroupLog:
         settled, refused = 0, dict[str, Exception]()
         for group, kept in changes.items():
             try:
-                settled = self._store.put_membership(group, kept)
+                settled = group_changes.put_membership(self._store, group, kept)
             except (DuemqError, ValueError) as error:  # no room, or an entry would be too large
                 refused[group] = error
             await slices.pause()

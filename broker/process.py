@@ -24,6 +24,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from duemq.transport.routing.route_watcher import RouteWatcher
@@ -58,6 +59,7 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.sampler import Sampler
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import group_changes
 from duemq_server.broker.store.keys.key_builder import KeyBuilder
 from duemq_server.broker.store.recovery import Opened
 from duemq_server.broker.upkeep import Upkeep
@@ -136,6 +138,7 @@ class Broker:
                 self.settings.heartbeat_period,
                 await self._began_ms(),
                 self._report,
+                formers=self._leading.leader.record.formers if self._leading is not None else (),
                 tls=self.settings.tls,
             )
             await self.registration.check_free()
@@ -162,7 +165,7 @@ class Broker:
             ("groups", self._groups.run()),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
-        await self.server.ready()
+        self.server.ready()
         process.trace("duemq-broker", self.settings)
 
     async def _began_ms(self) -> int:
@@ -280,7 +283,7 @@ class Broker:
             self.settings.name,
             session_timeout_ms=int(self.settings.session_timeout * 1000),
             groups_max=self.settings.groups_max,
-            check_known=self.store.check_group_known,
+            check_known=partial(group_changes.check_known, self.store),
         )
         self._group_store.restore(coordinator.table, now_ms())
         return coordinator
@@ -342,7 +345,7 @@ class Broker:
         await self.registration.stop(deregister=not handed_over)
         await self._routes.stop()
         if self._lead is None:
-            await self.server.drain()
+            self.server.drain()
             await self._say_farewell()
             self.quiesce()
             await self.server.stop()
@@ -350,7 +353,10 @@ class Broker:
         await asyncio.to_thread(self._key_indexer.close)
         healthy = await self._log_loop.stop()
         if healthy:
-            recovery.closed(self.settings.data_dir, self._disk)
+            try:
+                recovery.closed(self.settings.data_dir, self._disk)
+            except DiskFull as error:
+                log.error("the next start takes this stop for an unclean one: %s", error)
         committed = self._commits.position >= self.store.log.end_position
         if healthy and committed and not self.store.log.disk_full:
             try:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from duemq.protocol import checks, limits, retry_policy
-from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
+from duemq.protocol.due import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.records.batch import BatchLimits
 from duemq_server.broker.store.store_settings import StoreSettings

@@ -8,7 +8,6 @@ to brokers), then brokers, then nameservers.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from duemq.errors import InvalidArgument
 from duemq.settings import Tls
 from duemq_server.local_cluster import plan, readiness, safe_path
 from duemq_server.local_cluster.layout import Layout
-from duemq_server.local_cluster.plan import MODULES
 from duemq_server.local_cluster.supervisor import (
     CalledOff,
     ClusterEvent,
@@ -86,7 +84,7 @@ class EmbeddedCluster:
         verify_clients: bool = False,
         on_event: Callable[[ClusterEvent], None] | None = None,
     ) -> None:
-        _require_services()
+        plan.require_services()
         self._layout = Layout(Path(directory).resolve())
         self._brokers = brokers
         self._replicas = replicas
@@ -99,7 +97,7 @@ class EmbeddedCluster:
         self._heartbeat_period_s = heartbeat_period_s
         self._flags = dict(flags or {})
         self._tls = tls
-        self._tls_flags = _flags_of(tls, verify_clients) if tls is not None else []
+        self._tls_flags = plan.tls_flags(tls, verify_clients) if tls is not None else []
         # Members are told all by flags: settings meant for another process must not reach them.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("DUEMQ_")}
         self._supervisor = Supervisor(
@@ -261,15 +259,7 @@ class EmbeddedCluster:
 
         With replicas: when each group has a leader, and those that should run are in sync.
         """
-        retry = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(timeout_s),
-            wait=tenacity.wait_fixed(READY_POLL_S),
-            retry=tenacity.retry_if_result(
-                lambda missing: missing and not self._supervisor.stopping.is_set()
-            ),
-            retry_error_callback=lambda state: state.outcome.result() if state.outcome else "",
-        )
-        missing = retry(self._missing)
+        missing = self._waited(self._missing, timeout_s, self._supervisor.stopping.is_set)
         if missing:
             raise ClusterFailed(f"not ready after {timeout_s:g} s: {missing}{self._log_tails()}")
 
@@ -335,23 +325,27 @@ class EmbeddedCluster:
         for name in self.names(kind):
             self.start_member(name)
         if kind == "nameserver":
-            self._wait_addresses(kind, timeout_s)
+            waiting = self._waited(
+                lambda: self._not_up(kind), timeout_s, lambda: bool(self.failure)
+            )
+            if waiting:
+                raise ClusterFailed(f"{waiting} did not come up{self._log_tails()}")
 
-    def _wait_addresses(self, kind: str, timeout_s: float) -> None:
+    def _waited(
+        self, lacking: Callable[[], str], timeout_s: float, ends: Callable[[], bool]
+    ) -> str:
+        """What is lacking in the end, in words; it is asked for until nothing is."""
         retry = tenacity.Retrying(
             stop=tenacity.stop_after_delay(timeout_s),
             wait=tenacity.wait_fixed(READY_POLL_S),
-            retry=tenacity.retry_if_result(lambda waiting: bool(waiting) and not self.failure),
+            retry=tenacity.retry_if_result(lambda found: bool(found) and not ends()),
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else "",
         )
+        return retry(lacking)
 
-        def not_up() -> list[str]:
-            self._check_wanted()
-            return [n for n in self.names(kind) if self._members[n].state is not State.UP]
-
-        waiting = retry(not_up)
-        if waiting:
-            raise ClusterFailed(f"{', '.join(waiting)} did not come up{self._log_tails()}")
+    def _not_up(self, kind: str) -> str:
+        self._check_wanted()
+        return ", ".join(n for n in self.names(kind) if self._members[n].state is not State.UP)
 
     def _check_wanted(self) -> None:
         if self._called_off():
@@ -382,11 +376,6 @@ class EmbeddedCluster:
         return "".join(tails)
 
 
-def _flags_of(tls: Tls, verify_clients: bool) -> list[str]:
-    flags = ["--tls-cert", tls.cert, "--tls-key", tls.key, "--tls-ca", tls.ca]
-    return [*flags, "--tls-verify-clients"] if verify_clients else flags
-
-
 def _never() -> bool:
     return False
 
@@ -407,12 +396,3 @@ def _advertised(host: str, advertise: str | None) -> str:
             limit="a host name or address of this machine",
         )
     return host
-
-
-def _require_services() -> None:
-    for module in MODULES.values():
-        if importlib.util.find_spec(module) is None:
-            raise ClusterFailed(
-                f"the module {module!r} is missing: an embedded cluster needs the distribution "
-                "duemq-server"
-            )

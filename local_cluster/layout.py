@@ -157,13 +157,13 @@ class Layout:
     def _replicas_with_data(self) -> int:
         """Of the group that has most; 1: there are none."""
         folders = (self.directory / group for group in self.groups("broker"))
-        return max((_replicas_in(each) for each in folders if each.is_dir()), default=1)
+        return max(map(_replicas_in, folders), default=1)
 
 
 def _replicas_in(folder: Path) -> int:
-    letters = set(ascii_lowercase)
-    found = [each for each in folder.iterdir() if each.name in letters and each.is_dir()]
-    return max(1, len(found))
+    """They are called by letters, from a on: the last one tells, others may have lost theirs."""
+    names = [name for name in ascii_lowercase if (folder / name).is_dir()]
+    return ascii_lowercase.index(names[-1]) + 1 if names else 1
 
 
 def bind_port(port: int, host: str = "127.0.0.1") -> socket.socket:

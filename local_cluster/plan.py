@@ -6,14 +6,16 @@ know by that name, and its members are `broker-0/a`, `broker-0/b` and so on.
 
 from __future__ import annotations
 
+import importlib.util
 import string
 import sys
 from collections.abc import Sequence
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
+from duemq.settings import Tls
 from duemq_server.local_cluster.layout import Layout
-from duemq_server.local_cluster.supervisor import Member
+from duemq_server.local_cluster.supervisor import ClusterFailed, Member
 from duemq_server.replication.settings import REPLICAS_MAX
 
 BROKERS_DEFAULT = 2
@@ -27,6 +29,16 @@ MODULES = {
 }
 REPLICATED = ("broker", "timer")
 """The kinds that have replicas where the cluster has."""
+
+
+def require_services() -> None:
+    """Raises ClusterFailed if what members run is not installed."""
+    for module in MODULES.values():
+        if importlib.util.find_spec(module) is None:
+            raise ClusterFailed(
+                f"the module {module!r} is missing: an embedded cluster needs the distribution "
+                "duemq-server"
+            )
 
 
 def members_of(
@@ -96,3 +108,9 @@ def command_of(member: Member, group: Sequence[Member], layout: Layout) -> list[
         command += ["--replicas", ",".join(each.replica for each in group)]
         command += ["--lease-store", f"file:{layout.leases}"]
     return command
+
+
+def tls_flags(tls: Tls, verify_clients: bool) -> list[str]:
+    """What every member is told of certificates."""
+    flags = ["--tls-cert", tls.cert, "--tls-key", tls.key, "--tls-ca", tls.ca]
+    return [*flags, "--tls-verify-clients"] if verify_clients else flags

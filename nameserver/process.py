@@ -47,7 +47,7 @@ class Nameserver:
 
     async def _get_ready(self) -> None:
         await asyncio.sleep(max(0, self.registry.ready_at_ms - self._now_ms()) / 1000)
-        await self.server.ready()
+        self.server.ready()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set.  Raises what ends a loop."""
@@ -55,7 +55,7 @@ class Nameserver:
 
     async def stop(self) -> None:
         """Clean stop; the order is explained above."""
-        await self.server.drain()
+        self.server.drain()
         self._servicer.close()
         await self.server.stop()
         await process.end(self._expiry, self._readiness)

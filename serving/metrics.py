@@ -20,13 +20,28 @@ from duemq_server.serving.unsent import Unsent
 # From a cached answer to a long poll's end.
 SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
+READ_TIMES = 10
 # Of the page: for a request to come, and for its answer to be taken.
 REQUEST_TIMEOUT_S = 10.0
 
 
-def new_registry() -> CollectorRegistry:
+class Registry(CollectorRegistry):
+    """Read by a thread of its own, beside an event loop that changes what is counted."""
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures; read again where a table was changed meanwhile.
+
+        Raises what a collector raises, READ_TIMES times.
+        """
+        for _ in range(READ_TIMES - 1):
+            with suppress(RuntimeError):  # a dict, set or deque "changed during iteration"
+                return iter(list(super().collect()))
+        return iter(list(super().collect()))
+
+
+def new_registry() -> Registry:
     """A registry with the process's own figures: CPU, memory, open files, collections."""
-    registry = CollectorRegistry(auto_describe=True)
+    registry = Registry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

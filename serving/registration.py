@@ -12,7 +12,7 @@ go on, unless a nameserver took it in before and the other one is younger: then 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime
 
@@ -53,15 +53,18 @@ class Registration:
         report: Callable[[], Report],
         *,
         counter: int = 0,
+        formers: Collection[int] = (),
         tls: Tls | None = None,
     ) -> None:
         """`report` is called for every heartbeat; `epoch` is the start of this instance, in ms.
 
         `counter`: of who was registered under this epoch before, and left: nameservers take what
-        it has told, and no more than that, for overtaken.
+        it has told, and no more than that, for overtaken.  `formers`: store ids that this one
+        replaces, of a group of replicas that accepted a loss.
         """
         self._nameservers = tuple(dict.fromkeys(nameservers))
         self._tls = tls
+        self._formers = formers
         self._period_s = period_s
         self._report = report
         self._version = nameserver_pb2.Version(epoch=epoch, counter=counter)
@@ -122,7 +125,7 @@ class Registration:
         except DuemqError as error:
             log.info("nameserver %s not asked for the name: %s", address, error)
             return None
-        if not answer.HasField("taken_by"):
+        if not answer.HasField("taken_by") or answer.taken_by.store_id in self._formers:
             return None
         return self._taken(answer.taken_by, address)
 
@@ -186,6 +189,10 @@ class Registration:
             answer = await status.answer(call)
         except DuemqError as error:
             return news.failed(error)
+        if answer.HasField("taken_by") and answer.taken_by.store_id in self._formers:
+            # It leads no more: nobody waits until its report has run out.
+            await self._take_out(stub, answer.taken_by.store_id, news.address)
+            return news.retry_s()
         if answer.HasField("taken_by"):
             self._lost_name(answer.taken_by, news)
         else:
@@ -201,7 +208,11 @@ class Registration:
             self.refused.set_exception(error)
 
     async def _deregister(self, address: str) -> None:
-        request = nameserver_pb2.DeregisterRequest(version=self._version, store_id=self._store_id)
+        async with channel.connect(address, self._tls) as connection:
+            await self._take_out(stubs.NameserverStub(connection), self._store_id, address)
+
+    async def _take_out(self, stub: stubs.NameserverStub, store_id: int, address: str) -> None:
+        request = nameserver_pb2.DeregisterRequest(version=self._version, store_id=store_id)
         if isinstance(self._last, nameserver_pb2.TimerReport):
             request.timer = self._last.name
         elif self._last is not None:
@@ -209,9 +220,7 @@ class Registration:
         else:
             return
         try:
-            async with channel.connect(address, self._tls) as connection:
-                stub = stubs.NameserverStub(connection)
-                await status.answer(stub.Deregister(request, timeout=DEREGISTER_TIMEOUT_S))
+            await status.answer(stub.Deregister(request, timeout=DEREGISTER_TIMEOUT_S))
         except DuemqError as error:
             log.info("nameserver %s not told of the stop: %s", address, error)
 
@@ -253,6 +262,9 @@ class _News:
     def failed(self, error: DuemqError) -> float:
         if self._backoff.attempts == 0:
             log.warning("nameserver %s: %s; trying on", self.address, error)
+        return self.retry_s()
+
+    def retry_s(self) -> float:
         return self._backoff.next_s()
 
     def refused(self, error: DuemqError, *, stays: bool) -> None:

@@ -180,17 +180,12 @@ class Server:
             self.health_address = _joined(host, self._port(self._probes, listen, None))
             await self._probes.start()
 
-    async def ready(self, *services: ServiceDescriptor) -> None:
-        """These services, by default all, are ready for clients."""
+    def ready(self, *services: ServiceDescriptor, serving: bool = True) -> None:
+        """These services, by default all, are ready for clients; or are not, for now."""
         for name in [each.full_name for each in services] or self._services:
-            self._health.tell(name, serving=True)
+            self._health.tell(name, serving=serving)
 
-    async def not_ready(self, *services: ServiceDescriptor) -> None:
-        """As `ready`: they are not, for now."""
-        for name in [each.full_name for each in services] or self._services:
-            self._health.tell(name, serving=False)
-
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Health says NOT_SERVING from now on, and `draining` is set."""
         self.draining.set()
         self._health.drain()
@@ -198,7 +193,7 @@ class Server:
     async def stop(self) -> None:
         """Takes no new calls; those that run may end within the drain timeout."""
         if not self.draining.is_set():
-            await self.drain()
+            self.drain()
         await self._server.stop(self._settings.drain_timeout)
         await self._close_probes()
         for task in self._watching:

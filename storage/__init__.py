@@ -7,7 +7,8 @@ Knows no gRPC, no asyncio, no clock, and nothing of messages but their frame.
 | `record`        | entry of a log: header, CRC-32C, padding |
 | `frame`         | message frame: a batch of records, the body of an entry |
 | `segment`       | one file of a log |
-| `log`           | `SegmentedLog`: append, group commit, read, retention; two writer threads |
+| `log`           | `SegmentedLog`: append, group commit, retention; two writer threads |
+| `log_parts`     | how it is read, and opened |
 | `replicas`      | `ReplicaLog`, which others hold too; its `epoch` entries; `catching_up` |
 | `recovery`      | where a log ends after a crash: torn tail or damage |
 | `writer`        | `LogWriter`, the thread that commits groups |

@@ -19,14 +19,13 @@ import struct
 
 import google_crc32c
 
-from duemq_server.storage.disk import Disk, write_all
+from duemq_server.storage.disk import Disk, write_whole
 from duemq_server.storage.errors import CorruptFile, UnknownVersion
 
 HEADER = struct.Struct("<I4sH6xQ")
 assert HEADER.size == 24
 MAGIC = b"DMQC"
 VERSION = 1
-TEMPORARY_SUFFIX = ".tmp"
 
 _REMEDY = "Restore the file from a copy, or remove it to rebuild what can be rebuilt from the log"
 
@@ -53,16 +52,7 @@ def decode(data: bytes, path: str) -> bytes:
 
 def save(path: str, payload: bytes, disk: Disk) -> None:
     """Replaces the state durably.  Raises DiskFull (the old state stands), DiskFailed."""
-    temporary = path + TEMPORARY_SUFFIX
-    data = encode(payload)
-    file = disk.open(temporary, create=True)
-    try:
-        write_all(file, [data], 0)
-        file.truncate(len(data))
-        file.fdatasync()
-    finally:
-        file.close()
-    disk.rename(temporary, path)
+    write_whole(path, [encode(payload)], disk)
     disk.fsync_dir(os.path.dirname(path) or ".")
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to write.  A NumPy array goes in as its `.data`."""
@@ -120,6 +120,17 @@ class Disk(Protocol):
 
 
 @contextlib.contextmanager
+def _passing(what: str, path: str) -> Iterator[None]:
+    """Turns the OSErrors of too many open files into DiskFull (try again)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _TOO_MANY_OPEN:
+            raise DiskFull(f"{what} {path}: {error.strerror}") from error
+        raise
+
+
+@contextlib.contextmanager
 def _translated(what: str, path: str) -> Iterator[None]:
     """Turns OSError of a write into DiskFull (try again) or DiskFailed (stop)."""
     try:
@@ -215,12 +226,8 @@ class RealDisk:
         if create:
             with _translated("create", path):
                 return RealFile(path, os.open(path, flags, 0o644))
-        try:
+        with _passing("open", path):
             return RealFile(path, os.open(path, flags))
-        except OSError as error:
-            if error.errno in _TOO_MANY_OPEN:
-                raise DiskFull(f"open {path}: {error.strerror}") from error
-            raise
 
     def exists(self, path: str) -> bool:
         """See Disk."""
@@ -228,12 +235,8 @@ class RealDisk:
 
     def listdir(self, path: str) -> list[str]:
         """See Disk."""
-        try:
+        with _passing("list", path):
             return sorted(os.listdir(path))
-        except OSError as error:
-            if error.errno in _TOO_MANY_OPEN:
-                raise DiskFull(f"list {path}: {error.strerror}") from error
-            raise
 
     def makedirs(self, path: str) -> None:
         """See Disk."""
@@ -312,3 +315,30 @@ def _write_rest(file: DiskFile, data: bytes, done: int, offset: int) -> int:
             raise DiskFailed(f"a write at {offset + done} took no bytes")
         done += wrote
     return offset + done
+
+
+def write_whole(path: str, pieces: Iterable[Buffer], disk: Disk) -> None:
+    """A file that is there with all of it or as it was before: its name after `fsync_dir`.
+
+    Raises DiskFull: what was written takes up no space; DiskFailed.
+    """
+    unfinished = f"{path}.tmp"
+    try:
+        with contextlib.closing(disk.open(unfinished, create=True)) as file:
+            end = 0
+            for piece in pieces:
+                end = write_all(file, [piece], end)
+            file.truncate(end)
+            file.fdatasync()
+        disk.rename(unfinished, path)
+    except DiskFull:
+        with contextlib.suppress(StorageError):
+            disk.unlink(unfinished)
+        raise
+
+
+def remove_durably(path: str, disk: Disk) -> None:
+    """Raises DiskFull: try again; DiskFailed."""
+    if disk.exists(path):  # else the try before came so far
+        disk.unlink(path)
+    disk.fsync_dir(os.path.dirname(path))

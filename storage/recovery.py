@@ -35,7 +35,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from duemq_server.storage import record
-from duemq_server.storage.disk import Disk, DiskFile, write_all
+from duemq_server.storage.disk import Disk, DiskFile, write_whole
 from duemq_server.storage.record import Entry, EntryCutOffError, InvalidEntryError
 from duemq_server.storage.segment import Segment
 
@@ -194,7 +194,7 @@ def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: D
     offset, length = stop.position - segment.start, tail.nonzero_end - stop.position
     for path in _names_aside(segment, stop.position):
         if not disk.exists(path):
-            _copy(file, offset, length, path, disk)
+            write_whole(path, _pieces(file, offset, length), disk)
             break
         if _is_copy(file, offset, length, disk.open(path)):  # of a cut that was interrupted
             break
@@ -210,24 +210,12 @@ def _names_aside(segment: Segment, position: int) -> Iterator[str]:
         yield f"{name}.{number}"
 
 
-def _copy(file: DiskFile, offset: int, length: int, path: str, disk: Disk) -> None:
-    """Durably, but for its name."""
-    unfinished = f"{path}.tmp"
-    copy = disk.open(unfinished, create=True)
-    done = 0
-    while done < length:
-        chunk = file.pread(min(CHUNK_BYTES, length - done), offset + done)
-        done = write_all(copy, [chunk], done)
-    copy.truncate(length)
-    copy.fdatasync()
-    copy.close()
-    disk.rename(unfinished, path)
+def _pieces(file: DiskFile, offset: int, length: int) -> Iterator[memoryview]:
+    for done in range(0, length, CHUNK_BYTES):
+        yield file.pread(min(CHUNK_BYTES, length - done), offset + done)
 
 
 def _is_copy(file: DiskFile, offset: int, length: int, copy: DiskFile) -> bool:
     with closing(copy):
-        return copy.size() == length and all(
-            copy.pread(size, done) == file.pread(size, offset + done)
-            for done in range(0, length, CHUNK_BYTES)
-            for size in (min(CHUNK_BYTES, length - done),)
-        )
+        pieces = zip(_pieces(copy, 0, length), _pieces(file, offset, length), strict=True)
+        return copy.size() == length and all(ours == theirs for ours, theirs in pieces)

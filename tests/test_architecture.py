@@ -20,12 +20,21 @@ SERVICES = ("nameserver", "broker", "timer_service")
 CORES = (
     *(
         f"broker/{each}"
-        for each in ("filtering", "groups", "reading", "records", "store", "store/keys")
+        for each in (
+            "filtering",
+            "groups",
+            "reading",
+            "records",
+            "store",
+            "store/changes",
+            "store/keys",
+        )
     ),
     *(
         f"timer_service/{each}"
         for each in (
             "disk",
+            "disk/snapshots",
             "far",
             "scheduling",
             "scheduling/bulk",
@@ -37,7 +46,7 @@ CORES = (
         )
     ),
     "replication/protocol",
-    *("storage", "storage/indexes", "storage/replicas", "storage/tools"),
+    *("storage", "storage/indexes", "storage/log_parts", "storage/replicas", "storage/tools"),
     *("sdk/duemq/protocol", "sdk/duemq/producing/pumping"),
 )
 # Cores that stand beside what runs them.

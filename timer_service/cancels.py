@@ -26,9 +26,9 @@ from typing import NamedTuple
 from duemq.errors import DuemqError
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.far.look_up import Query
-from duemq_server.timer_service.scheduling.cancelling import Cancelling
+from duemq_server.timer_service.scheduling.cancelling import NOT_YET, Cancelling, source_of
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
-from duemq_server.timer_service.timers.log_entries import Cancelled
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 
 SLICE = 500  # handles decided on at once: some 2 ms of work
 WORK_S = 0.002  # on slices, then a pause: other threads get the interpreter
@@ -119,6 +119,44 @@ class Cancels:
         self._sought: deque[_Slice] = deque()
         self._found: deque[tuple[_Slice, Query]] = deque()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._arrived = asyncio.Event()
+
+    def arrived(self) -> None:
+        """Timers came: who waits for some looks again."""
+        self._arrived.set()
+        self._arrived = asyncio.Event()
+
+    async def cancel(self, handles: Sequence[Cancelled], timeout_s: float) -> Decided:
+        """As `decide`; waits for timers that have not arrived.  NOT_YET: nor did it in time."""
+        deadline = self._loop.time() + timeout_s
+        outcomes, end = await self.decide(handles)
+        while waiting := [at for at, outcome in enumerate(outcomes) if outcome == NOT_YET]:
+            arrived = await self._arrival(handles, waiting, deadline)
+            if not arrived:
+                break
+            decided = await self.decide([handles[at] for at in arrived])
+            end = max(end, decided.end)
+            for at, outcome in zip(arrived, decided.outcomes, strict=True):
+                outcomes[at] = outcome
+        return Decided(outcomes, end)
+
+    async def _arrival(
+        self, handles: Sequence[Cancelled], waiting: Sequence[int], deadline: float
+    ) -> list[int]:
+        """Waits until some of the timers arrived; those.  Empty: none did until the deadline."""
+        first: dict[SourceId, Cancelled] = {}
+        for at in waiting:
+            handle = handles[at]
+            if handle.offset < first.setdefault(handle.source, handle).offset:
+                first[handle.source] = handle
+        scheduler = self._scheduler
+        try:
+            async with asyncio.timeout_at(deadline):
+                while all(source_of(scheduler, handle) is None for handle in first.values()):
+                    await self._arrived.wait()
+        except TimeoutError:
+            return []
+        return [at for at in waiting if source_of(scheduler, handles[at]) is not None]
 
     async def decide(self, handles: Sequence[Cancelled]) -> Decided:
         """Cancels what is pending of these."""

@@ -37,12 +37,17 @@ class Firing:
         self._held = False  # the log takes nothing just now
         self._stopping = False
         self._behind_ms = 0
-        self.before_tick: Callable[[], None] = lambda: None
-        """Called before the clock is looked at, which it may correct (`keep_behind`)."""
+        self.check_clock: Callable[[], None] = lambda: None
+        """Called before anybody is told what time it is, which it may correct (`keep_behind`)."""
         log_loop.on_progress = self._release
 
     def now_ms(self) -> int:
         """What due times are compared with: this machine's clock, or brokers' that are behind."""
+        self.check_clock()
+        return self.corrected_ms()
+
+    def corrected_ms(self) -> int:
+        """The same as it was last corrected; also for other threads, which may not do that."""
         return now_ms() - self._behind_ms
 
     def ahead_ms(self) -> int:
@@ -89,7 +94,6 @@ class Firing:
             return
         self._ticked_s = self._loop.time()
         self._held = False
-        self.before_tick()
         now = self.ahead_ms()
         try:
             self._scheduler.tick(now)

@@ -46,7 +46,6 @@ class _Asked:
 
     def __init__(self, change: Change, done: asyncio.Future[None]) -> None:
         self.change = change
-        self.request = change.request  # as it was asked: one with errors forgets it
         self.done = done
 
 
@@ -117,8 +116,8 @@ class KeyedRequests:
         for key in asked.change.keys:
             if self._last.get(key) is asked.done:
                 del self._last[key]
-        if self._under_way.get(asked.request) is asked:
-            del self._under_way[asked.request]
+        if self._under_way.get(asked.change.request) is asked:
+            del self._under_way[asked.change.request]
 
     def _is_ready(self, asked: _Asked) -> None:
         self._ready.append(asked)

@@ -109,13 +109,14 @@ class TimerService:
             time.monotonic() - began,
         )
         meters = Meters(self.server.registry)
-        formers = self._leading.leader.record.formers if self._leading is not None else ()
+        former_ids = self._leading.leader.record.formers if self._leading is not None else ()
+        self._formers = [store_id | SERVICE_IDS_FROM for store_id in former_ids]
         self.shard = Shard(
             directory,
             meters.committed,
             self._leading,
             settings.shard,
-            [store_id | SERVICE_IDS_FROM for store_id in formers],
+            self._formers,
         )
         self._routes = RouteWatcher(settings.nameservers, tls=settings.tls)
         self._others = OtherShards(self._routes.cache, settings.name, self.place, settings.tls)
@@ -125,7 +126,7 @@ class TimerService:
         self._others.holders = lambda: self._links.holders
         self._links.before_first_fetch = HoldsOfOthers(self.shard, self._others, self.place).adopt
         self._links.on_claims = self._claims_changed.set
-        self.shard.firing.before_tick = self._links.look_at_clock
+        self.shard.firing.check_clock = self._links.look_at_clock
         self._routes.on_change(self._links.changed)
         self.server.registry.register(ShardCollector(self.shard, self._links.lag))
         self.server.registry.register(TopicCollector(self.shard))
@@ -195,6 +196,7 @@ class TimerService:
                     self._began_ms,
                     self._report,
                     counter=self._reports,
+                    formers=self._formers,
                     tls=settings.tls,
                 )
                 self._registration.start()
@@ -202,14 +204,13 @@ class TimerService:
                 registration, self._registration = self._registration, None
                 await registration.stop()
                 self._reports = registration.counter
-            mark = self.server.ready if serves else self.server.not_ready
-            for service in (
+            self.server.ready(
                 servicer.SERVICE,
                 inspector.SERVICE,
                 schedules_servicer.SERVICE,
                 holds_servicer.SERVICE,
-            ):
-                await mark(service)
+                serving=serves,
+            )
             await self._claims_changed.wait()
 
     def _report(self) -> nameserver_pb2.TimerReport:

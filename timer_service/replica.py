@@ -9,8 +9,9 @@ from duemq_server.replication.running.state import ReplicaState
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk, short_of_space
-from duemq_server.timer_service.disk import place, snapshot
-from duemq_server.timer_service.disk.snapshot import Leaving
+from duemq_server.timer_service.disk import place
+from duemq_server.timer_service.disk.snapshots import snapshot
+from duemq_server.timer_service.disk.snapshots.snapshot import Leaving
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.edge import (
     holds_servicer,

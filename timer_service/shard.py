@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from duemq.errors import (
@@ -34,7 +35,7 @@ from duemq_server.timer_service.keyed_requests import KeyedRequests
 from duemq_server.timer_service.log_loop import LogLoop, Replicas
 from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.schedule_loop import ScheduleLoop
-from duemq_server.timer_service.scheduling.cancelling import NOT_YET, source_of
+from duemq_server.timer_service.scheduling.cancelling import NOT_YET
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
@@ -89,20 +90,13 @@ class Shard:
         self.log_loop = LogLoop(directory.log, self.scheduler, on_commit, replicas)
         self.firing = Firing(self.scheduler, self.log_loop)
         self.disk_jobs = DiskJobs(directory, self.log_loop, self.firing.now_ms)
-        self._cancels = Cancels(
-            self.scheduler, self.firing.ahead_ms, lambda: self.log_loop.progress_or(RETRY_S)
-        )
+        room = partial(self.log_loop.progress_or, RETRY_S)
+        self._cancels = Cancels(self.scheduler, self.firing.ahead_ms, room)
         self.inspector = Inspector(self.scheduler, self.log_loop, self.firing.now_ms)
         self.resuming = Resuming(
-            self.scheduler,
-            self.inspector,
-            self.log_loop,
-            self.firing.now_ms,
-            lambda: self.log_loop.progress_or(RETRY_S),
+            self.scheduler, self.inspector, self.log_loop, self.firing.now_ms, room
         )
-        self._keyed = KeyedRequests(
-            self.scheduler, self.firing.now_ms, lambda: self.log_loop.progress_or(RETRY_S)
-        )
+        self._keyed = KeyedRequests(self.scheduler, self.firing.now_ms, room)
         self.bulk = BulkLoop(
             self.scheduler,
             self.firing.now_ms,
@@ -111,7 +105,6 @@ class Shard:
             self._space.is_short,
         )
         self._streams: dict[str, object] = {}
-        self._arrived = asyncio.Event()
         self.schedule_loop = ScheduleLoop(
             self.scheduler, self.firing, self.log_loop, self._space.is_short
         )
@@ -139,11 +132,13 @@ class Shard:
                 self.log_loop.fail(error)
                 raise Internal(f"frames of {broker} not taken over: {error}") from error
         if ingested.timers:
-            self._arrived.set()
-            self._arrived = asyncio.Event()
-            if self.scheduler.tiers.memtable_full():
-                self.disk_jobs.wake()
+            self._cancels.arrived()
+            self._memory_grew()
         return ingested
+
+    def _memory_grew(self) -> None:
+        if self.scheduler.tiers.memtable_full():
+            self.disk_jobs.wake()
 
     def answered(
         self, batch: FireBatch, outcome: FireOutcome, store_ms: int, reason: str = ""
@@ -179,36 +174,9 @@ class Shard:
 
         Outcome NOT_YET: it did not arrive in time.
         """
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        outcomes, end = await self._cancels.decide(handles)
-        while waiting := [at for at, outcome in enumerate(outcomes) if outcome == NOT_YET]:
-            arrived = await self._arrival(handles, waiting, deadline)
-            if not arrived:
-                break
-            decided = await self._cancels.decide([handles[at] for at in arrived])
-            end = max(end, decided.end)
-            for at, outcome in zip(arrived, decided.outcomes, strict=True):
-                outcomes[at] = outcome
+        outcomes, end = await self._cancels.cancel(handles, timeout_s)
         await self.log_loop.durable(end)
         return outcomes
-
-    async def _arrival(
-        self, handles: Sequence[Cancelled], waiting: Sequence[int], deadline: float
-    ) -> list[int]:
-        """Waits until some of the timers arrived; those.  Empty: none did until the deadline."""
-        first: dict[SourceId, Cancelled] = {}
-        for at in waiting:
-            handle = handles[at]
-            if handle.offset < first.setdefault(handle.source, handle).offset:
-                first[handle.source] = handle
-        scheduler = self.scheduler
-        try:
-            async with asyncio.timeout_at(deadline):
-                while all(source_of(scheduler, handle) is None for handle in first.values()):
-                    await self._arrived.wait()
-        except TimeoutError:
-            return []
-        return [at for at in waiting if source_of(scheduler, handles[at]) is not None]
 
     async def schedule(
         self, request_id: bytes, records: KeyedRecords, *, if_absent: bool = False
@@ -299,8 +267,7 @@ class Shard:
             raise InvalidArgument(
                 "another request had this id: each needs one of its own", field="request_id"
             )
-        if self.scheduler.tiers.memtable_full():
-            self.disk_jobs.wake()
+        self._memory_grew()
         await self.log_loop.durable(decided.end)
         return decided
 
@@ -328,8 +295,7 @@ class Shard:
             except (StorageError, InvariantError) as error:
                 self.log_loop.fail(error)
                 raise Internal(f"schedules and holds: {error}") from error
-        if self.scheduler.tiers.memtable_full():
-            self.disk_jobs.wake()
+        self._memory_grew()
         await self.settled()
         return outcome
 
@@ -346,8 +312,8 @@ class Shard:
         return self.scheduler.dispatcher.queues(topic)
 
     def overdue(self) -> int:
-        """Timers that are due and not dispatched, wherever they lie."""
-        return self.scheduler.tiers.overdue(self.firing.now_ms())
+        """Timers that are due and not dispatched, wherever they lie; also for other threads."""
+        return self.scheduler.tiers.overdue(self.firing.corrected_ms())
 
     def sources(self) -> list[Source]:
         """Every source ever seen."""
@@ -355,29 +321,26 @@ class Shard:
 
     def quiesce(self) -> None:
         """With replicas: fires nothing more and appends nothing; what was is committed yet."""
-        self.firing.stop()
-        self.schedule_loop.stop()
-        self.bulk.halt()
-        self.resuming.halt()
+        self._halt()
         self.log_loop.close()
 
     def resign(self) -> None:
         """As `quiesce`; and who waits until more is committed waits no longer."""
+        self._halt()
+        self.log_loop.resign(Unavailable("this replica does not lead any more", field="leader"))
+
+    def _halt(self) -> None:
         self.firing.stop()
         self.schedule_loop.stop()
         self.bulk.halt()
         self.resuming.halt()
-        self.log_loop.resign(Unavailable("this replica does not lead any more", field="leader"))
 
     async def stop(self) -> None:
         """Syncs the log and saves a last checkpoint.  The task of `disk_jobs` must have ended.
 
         With replicas, after `resign`, it saves none: not all may be committed.
         """
-        self.firing.stop()
-        self.schedule_loop.stop()
-        self.bulk.halt()
-        self.resuming.halt()
+        self._halt()
         failed = self.log_loop.failed
         healthy = not failed.done()
         self.log_loop.end_waits()
@@ -390,16 +353,16 @@ class Shard:
         await self.log_loop.stop()
         if healthy and not self.log_loop.replicated and not self.directory.log.disk_full:
             try:
-                await asyncio.to_thread(self._last_save)
+                await asyncio.to_thread(self._last_save, self.firing.now_ms())
             except StorageError as error:
                 log.error("no last checkpoint: %s", error)
         if not failed.done():
             failed.cancel()
         self.directory.log.close()
 
-    def _last_save(self) -> None:
+    def _last_save(self, now_ms: int) -> None:
         if not self.scheduler.tiers.flushing:
-            save_now(self.directory.log, self.directory.housekeeper, self.firing.now_ms())
+            save_now(self.directory.log, self.directory.housekeeper, now_ms)
 
 
 def _not_arrived(timer: Handle | TimerKey) -> Unavailable:

@@ -9,6 +9,7 @@ from duemq.protocol import names
 from duemq.v1 import admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pull_requests import PullRequests
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.topics import Topic
@@ -81,7 +82,9 @@ class AdminServicer:
     ) -> admin_pb2.TopicDescription:
         """Takes records out of a topic's queues."""
         cuts = {cut.queue_id: cut.before_offset for cut in request.cuts}
-        await self._commits.wait(self._store.purge(request.name, cuts, request.topic_id))
+        await self._commits.wait(
+            offset_changes.purge(self._store, request.name, cuts, request.topic_id)
+        )
         return self._describe(self._store.topics.find(request.name))
 
     async def ListTopics(

@@ -81,7 +81,9 @@ class CoordinatorServicer:
         self._clock = clock or steady_clock()
         self._sessions: dict[Key, Session] = {}
         self._stale = False  # the coordinator is still to be told of newer routes
-        self._telling = Telling(coordinator.table, group_store, routes, self._sessions.get)
+        self._telling = Telling(
+            coordinator.table, group_store, routes, self._sessions.get, self._clock
+        )
         self._rebalancer = Rebalancer(coordinator, self._clock, self._publish)
         self._earlier = asyncio.Event()  # `next_ms` may have become earlier
 

@@ -16,6 +16,7 @@ from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.progress import Activity, QueueState
 from duemq_server.broker.reading import time_search
 from duemq_server.broker.reading.pull import QUEUES_MAX
+from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
@@ -69,7 +70,7 @@ class GroupAdminServicer:
     ) -> group_admin_pb2.GroupConfig:
         """Makes a group, or changes its settings; answers what is in force."""
         config = GroupConfig(request.group.group, retry_policies.policy_of(request.group.retry))
-        await self._commits.wait(self._store.put_group(config))
+        await self._commits.wait(group_changes.put(self._store, config))
         return _sent(self._store.groups.effective(config.group))
 
     async def DeleteGroup(
@@ -81,9 +82,9 @@ class GroupAdminServicer:
         coordinated = self._is_coordinated(group)
         if coordinated:
             self._forget(group)
-        if self._store.knows_group(group):
+        if group_changes.knows(self._store, group):
             retries = self._retry_queues(group)
-            settled = self._store.delete_group(group)
+            settled = group_changes.delete(self._store, group)
             self._pulls.wake(retries)
             await self._commits.wait(settled)
         elif not coordinated:
@@ -109,7 +110,7 @@ class GroupAdminServicer:
         """How far a group is on this broker."""
         group = request.group
         names.check_group(group)
-        if not (self._store.knows_group(group) or self._is_coordinated(group)):
+        if not (group_changes.knows(self._store, group) or self._is_coordinated(group)):
             raise _unknown(group)
         now_ms = self._now_ms()
         states = list(progress.states_of(self._store, self._activity, group))
@@ -156,7 +157,7 @@ class GroupAdminServicer:
         """Moves a group's offsets, or says how it would."""
         names.check_own_group(request.group)
         if not request.dry_run:
-            self._store.check_group_known(request.group)
+            group_changes.check_known(self._store, request.group)
         moves = await self._targets(request)
         return await self._move(request.group, moves, request.dry_run)
 
@@ -213,7 +214,7 @@ class GroupAdminServicer:
         if request.group not in self._store.offsets:
             raise _unknown(request.group)
         if not request.dry_run:
-            self._store.check_group_known(request.to_group)
+            group_changes.check_known(self._store, request.to_group)
         if request.topic:
             self._store.queues_of(request.topic)  # raises TopicNotFound
         moves = [
@@ -246,7 +247,7 @@ class GroupAdminServicer:
                 change.after = target
                 changes.append((key, target))
         if not dry_run and changes:
-            settled = self._store.reset_offsets(group, changes)
+            settled = offset_changes.reset(self._store, group, changes)
             for key, _ in changes:
                 self._activity.forget_pull(key)
             # Members that wait for records learn that they have lost the queue.

@@ -27,6 +27,7 @@ from duemq_server.broker.edge.pulls.disk_reads import stopping
 from duemq_server.broker.groups.progress import Activity, QueueState, state_of
 from duemq_server.broker.reading import lookup, reader
 from duemq_server.broker.reading.lookup import Found, LookupStart, MessageQuery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -123,7 +124,9 @@ class MessageAdminServicer:
     ) -> message_admin_pb2.MarkResentResponse:
         """Notes that dead letters were sent again."""
         names.check_group(request.group)
-        settled = self._store.mark_resent(request.group, request.queue_id, request.offsets)
+        settled = offset_changes.mark_resent(
+            self._store, request.group, request.queue_id, request.offsets
+        )
         await self._commits.wait(settled)
         return message_admin_pb2.MarkResentResponse()
 

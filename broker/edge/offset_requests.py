@@ -12,6 +12,7 @@ from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.reading import time_search
+from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress, check_claim
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -44,7 +45,7 @@ class OffsetRequests:
         """Fences older generations out of the queues and answers where to start."""
         names.check_own_group(request.group)
         _check(request.group, len(request.queues))
-        self._store.check_group_known(request.group)
+        group_changes.check_known(self._store, request.group)
         check_claim(request.generation, self._now_ms())
         if not request.generation:
             raise checks.wrong("generation", request.generation, "that of an assignment, above 0")
@@ -52,7 +53,7 @@ class OffsetRequests:
         starts = await self._starts(request)
         changes: list[tuple[GroupQueue, Progress]] = []
         results = [self._acquire(request, ref, starts, changes) for ref in request.queues]
-        await self._commits.wait(self._store.put_offsets(request.group, changes))
+        await self._commits.wait(offset_changes.put(self._store, request.group, changes))
         return results
 
     def _check_coordinator(self, request: broker_pb2.AcquireQueuesRequest) -> None:
@@ -116,7 +117,7 @@ class OffsetRequests:
     ) -> Results:
         """Stores how far a group is; that of the timer service only for the queues' owner."""
         _check(group, len(commits))
-        self._store.check_group_known(group)
+        group_changes.check_known(self._store, group)
         results: Results = []
         settled = 0
         for start in range(0, len(commits), QUEUES_AT_ONCE):
@@ -125,7 +126,7 @@ class OffsetRequests:
             changes: list[tuple[GroupQueue, Progress]] = []
             part = commits[start : start + QUEUES_AT_ONCE]
             results += [self._commit(group, commit, changes, timer_id) for commit in part]
-            settled = max(settled, self._store.put_offsets(group, changes))
+            settled = max(settled, offset_changes.put(self._store, group, changes))
         await self._commits.wait(settled)
         return results
 

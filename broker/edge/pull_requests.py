@@ -82,7 +82,7 @@ class PullRequests:
         self._disk.close()
 
     def _check_open(self) -> None:
-        """Nothing is given to who comes after `close`.  Raises Unavailable."""
+        """Nothing is given any more after `close`, whoever came before.  Raises Unavailable."""
         if self._parking.closing:
             raise stopping()
 
@@ -173,6 +173,7 @@ class PullRequests:
                 queue = read.queue = self._queue_of(pull.group, read)
                 if read.scanned == queue.max_offset:
                     continue
+                self._check_open()
                 records = await self._disk.read(
                     self._reader(queue, read, records_left, bytes_left, at_least_one=not answers),
                     queue,

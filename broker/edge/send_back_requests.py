@@ -16,6 +16,7 @@ from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S,
 from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import StoredRecord
+from duemq_server.broker.store.changes import group_changes
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -52,7 +53,7 @@ class SendBackRequests:
         group = request.group
         names.check_own_group(group)
         checks.count("messages", len(request.messages), 1, MESSAGES_MAX, "in a request")
-        self._store.check_group_known(group)
+        group_changes.check_known(self._store, group)
         failures = [_failure(group, message) for message in request.messages]
         async with self._turns:
             outcomes, settled = await self._store_all(group, failures)

@@ -20,6 +20,7 @@ from duemq_server.broker.edge.commits import (
     Waiting,
 )
 from duemq_server.broker.edge.metrics import Meters
+from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
@@ -220,7 +221,7 @@ class SendRequests:
             stored, due_ms = outcome.stored, outcome.due_ms
             if outcome.timed and due_ms is None:
                 try:
-                    due_ms = await asyncio.to_thread(self._store.due_of, stored)
+                    due_ms = await asyncio.to_thread(due_of, self._store.log, stored)
                 except DuemqError as error:
                     result.error.CopyFrom(status.to_proto(error))
                     continue

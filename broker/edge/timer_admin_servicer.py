@@ -7,6 +7,7 @@ from duemq.protocol import checks, names
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.records.timer_claims import Decision, Service
+from duemq_server.broker.store.changes import timer_queue_changes
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.replication.protocol.record import FORMERS_MAX
@@ -36,8 +37,14 @@ class TimerAdminServicer:
         )
         ends = {each.queue_id: each.offset for each in request.ends}
         checks.count("formers", len(request.formers), 0, FORMERS_MAX, "in a request")
-        decision, settled = self._store.claim_timer_queues(
-            service, request.queue_ids, self._now_ms(), ends, request.formers, request.epoch
+        decision, settled = timer_queue_changes.claim(
+            self._store,
+            service,
+            request.queue_ids,
+            self._now_ms(),
+            ends,
+            request.formers,
+            request.epoch,
         )
         await self._commits.wait(settled)
         return broker_pb2.ClaimTimerQueuesResponse(
@@ -106,7 +113,7 @@ class TimerAdminServicer:
         self, request: timer_admin_pb2.ReleaseTimerQueuesRequest, _: Any
     ) -> timer_admin_pb2.ReleaseTimerQueuesResponse:
         """Lets another service claim a lost one's queues."""
-        settled = self._store.release_timer_queues(request.id, self._now_ms())
+        settled = timer_queue_changes.release(self._store, request.id, self._now_ms())
         await self._commits.wait(settled)
         return timer_admin_pb2.ReleaseTimerQueuesResponse()
 

@@ -1,7 +1,8 @@
 """Consumer groups: members come and go, queues are released before they are given away.
 
-Pure: `now_ms` in, `Step` out (what to tell whom).  Owner and only caller: CoordinatorServicer on
-the event loop.  `next_ms` says when `tick` wants to be called.
+Pure: `now_ms` in, what to tell whom out.  Owner and only caller: CoordinatorServicer on the event
+loop, which rebalances after events each group that is `touched`.  `next_ms` says when `expire`
+wants to be called.
 
 Words.  The *target* of a group says which member shall have which queue (allocation strategy).  The
 *holdings* say who has been given which queue and has not released it.  The *generation* counts the
@@ -38,13 +39,12 @@ those who were its members before decide what that is, and a newcomer that diffe
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
 
 from duemq.errors import DuemqError, FencedMember, InvalidArgument
 from duemq.protocol.balance import AVERAGE, MessageQueue
-from duemq.protocol.pieces import Pieces, finish
+from duemq.protocol.pieces import Pieces
 from duemq_server.broker.groups import arrival
 from duemq_server.broker.groups.cluster import Cluster
 from duemq_server.broker.groups.group_table import GroupTable
@@ -58,11 +58,11 @@ from duemq_server.broker.groups.members import (
 from duemq_server.broker.groups.rebalance import Assignment, rebalancing
 from duemq_server.broker.store.offsets import GENERATION_MARKS, newest_generation
 
-__all__ = ["Assignment", "Coordinator", "Moved", "Step", "TurnedOut"]
+__all__ = ["Assignment", "Coordinator", "Moved", "TurnedOut"]
 
 GROUPS_MAX = 10_000
 EMPTY_GROUP_KEPT_MS = 7 * 24 * 3_600_000
-# A tick later than this means that the coordinator slept, not the members: their sessions are
+# An `expire` later than this means that the coordinator slept, not the members: their sessions are
 # prolonged by that, and by this once more for what they have sent meanwhile to be read.
 STALL_MS_MAX = 1_000
 
@@ -81,15 +81,6 @@ class TurnedOut(NamedTuple):
     group: str
     member_id: str
     error: DuemqError
-
-
-@dataclass(slots=True)
-class Step:
-    """What the members are to be told, in this order."""
-
-    turned_out: list[TurnedOut] = field(default_factory=list)
-    moved: list[Moved] = field(default_factory=list)
-    assignments: list[Assignment] = field(default_factory=list)
 
 
 class Coordinator:
@@ -113,52 +104,7 @@ class Coordinator:
         self._touched: dict[str, None] = {}  # groups to rebalance
         self._next_ms: int | None = None
 
-    # --- events, and the rebalance that follows -----------------------------------------------
-
-    def join(self, hello: Hello, now_ms: int, known_generation: int = 0) -> Step:
-        """As `enter`; the member is always told its assignment."""
-        turned_out = self.enter(hello, now_ms, known_generation)
-        return Step(turned_out, assignments=self._rebalance(now_ms))
-
-    def released(
-        self,
-        group_name: str,
-        member_id: str,
-        generation: int,
-        queues: Iterable[MessageQueue],
-        now_ms: int,
-    ) -> Step:
-        """As `let_go`."""
-        self.let_go(group_name, member_id, generation, queues, now_ms)
-        return Step(assignments=self._rebalance(now_ms))
-
-    def leaving(self, group_name: str, member_id: str, now_ms: int) -> Step:
-        """As `retire`."""
-        self.retire(group_name, member_id, now_ms)
-        return Step(assignments=self._rebalance(now_ms))
-
-    def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
-        """As `quit`."""
-        self.quit(group_name, member_id, now_ms)
-        return Step(assignments=self._rebalance(now_ms))
-
-    def routes_changed(
-        self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
-    ) -> Step:
-        """As `set_routes`."""
-        moved = self.set_routes(queues, brokers, now_ms)
-        return Step(moved=moved, assignments=self._rebalance(now_ms))
-
-    def tick(self, now_ms: int) -> Step:
-        """As `expire`."""
-        self.expire(now_ms)
-        return Step(assignments=self._rebalance(now_ms))
-
-    def _rebalance(self, now_ms: int) -> list[Assignment]:
-        told: list[Assignment] = []
-        while (name := self.touched()) is not None:
-            told += finish(self.rebalancing(name, now_ms))
-        return told
+    # --- the rebalance that follows events --------------------------------------------------
 
     def touched(self) -> str | None:
         """Answers a group that events have changed since it was rebalanced, once."""
@@ -222,7 +168,8 @@ class Coordinator:
         if returning:
             arrival.drop_unowned(group, hello)
         arrival.claim(group, hello)
-        if arrival.incarnate(group, hello) or not returning:
+        reads_other = group.reads(hello.subscriptions, now_ms)
+        if arrival.incarnate(group, hello) or not returning or reads_other:
             self.table.note(group.name)
         self._shake(group)
         return [TurnedOut(group.name, *each) for each in misfits.items()]
@@ -320,7 +267,7 @@ class Coordinator:
                 self.table.drop(group)
 
     def next_ms(self) -> int | None:
-        """Answers when `tick` must be called again; None: not before another event."""
+        """Answers when `expire` must be called again; None: not before another event."""
         times = [
             member.last_heard_ms + member.session_timeout_ms
             for group in self.table

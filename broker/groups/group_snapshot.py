@@ -2,6 +2,7 @@
 
     {"generation": …, "strategy": …, "members": {member id: session timeout in ms, …},
      "incarnations": {static member id: newest incarnation, …},
+     "reads_since_ms": {topic: since when it is read, …},
      "shares": {member id: [[topic, broker, queue id], …], …}}
 
 `shares` only for strategies that look at what they answered last.
@@ -29,6 +30,7 @@ def decode(name: str, kept: dict[str, Any], now_ms: int) -> Group:
         young_until_ms=awaited_until_ms,
         empty_since_ms=now_ms,
         incarnations=dict(kept.get("incarnations", {})),
+        reads_since_ms=dict(kept.get("reads_since_ms", {})),
         allocated={
             MessageQueue(*queue): member
             for member, share in kept.get("shares", {}).items()
@@ -48,6 +50,7 @@ def encoding(group: Group) -> Pieces[str]:
                 **{m.member_id: m.session_timeout_ms for m in group.members.values()},
             },
             "incarnations": group.incarnations,
+            "reads_since_ms": group.reads_since_ms,
         }
     )
     shares = yield from group.shares()

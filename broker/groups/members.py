@@ -1,7 +1,7 @@
 """What a coordinator knows of a group and its members.  Pure."""
 
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from duemq.errors import InvalidArgument
@@ -112,6 +112,14 @@ class Group:
     left: set[str] = field(default_factory=set)  # while holding back: who said goodbye here
     young_until_ms: int = 0  # until then former members may come that others have not heard of
     empty_since_ms: int = 0
+    reads_since_ms: dict[str, int] = field(default_factory=dict)
+    """Of each topic that its members read, or read last."""
+
+    def reads(self, topics: Iterable[str], now_ms: int) -> bool:
+        """Members read these topics; whether others were read before."""
+        since_ms = {topic: self.reads_since_ms.get(topic, now_ms) for topic in topics}
+        before, self.reads_since_ms = self.reads_since_ms, since_ms
+        return since_ms != before
 
     def member_ids(self) -> tuple[str, ...]:
         """Answers who may hold queues, present or awaited, sorted; none while that is unknown."""

@@ -80,6 +80,17 @@ class Claim:
         return not (self.released or self.service.empty)
 
 
+@dataclass(slots=True)
+class Claimant:
+    """Who asked for anything since this broker started."""
+
+    seen_ms: int
+    waits: bool = False
+    """For queues that another shard has."""
+    epoch: int = 0
+    """In which it leads its replicas; 0: it has none."""
+
+
 class Decision(NamedTuple):
     """What becomes of a claim."""
 

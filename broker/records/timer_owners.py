@@ -36,7 +36,7 @@ from typing import Any
 
 from duemq.errors import FencedTimer, InvalidArgument, Overloaded, Unavailable
 from duemq_server.broker.records import timer_claims
-from duemq_server.broker.records.timer_claims import NOT_KNOWN, Claim, Decision, Service
+from duemq_server.broker.records.timer_claims import NOT_KNOWN, Claim, Claimant, Decision, Service
 
 # Claimed ids, fenced ones included.
 SERVICES_MAX = 4_096
@@ -54,10 +54,8 @@ class TimerOwners:
         self._owners: dict[int, int] = {}  # id by queue
         self._fenced: dict[int, str] = {}  # names by id
         self._begins: dict[int, int] = {}  # by queue; where its owner found it
-        self._seen_ms: dict[int, int] = {}
+        self._claimants: dict[int, Claimant] = {}  # by id
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
-        self._waiting: set[int] = set()  # ids; for queues that another shard has
-        self._epochs: dict[int, int] = {}  # of those with replicas
         self._awaited_ms: dict[int, int] = {}  # from when on those were missed that nobody has seen
 
     # -- questions --------------------------------------------------------------------------------
@@ -81,7 +79,7 @@ class TimerOwners:
         self.check_not_fenced(service_id)
         if self._owners.get(queue_id, 0) != service_id or not service_id:
             raise self._not_owner(queue_id, service_id, now_ms)
-        self._seen_ms[service_id] = now_ms
+        self._claimants.setdefault(service_id, Claimant(now_ms)).seen_ms = now_ms
 
     def _not_owner(self, queue_id: int, service_id: int, now_ms: int) -> FencedTimer:
         owner = self._claims.get(self._owners.get(queue_id, 0))
@@ -98,7 +96,7 @@ class TimerOwners:
         )
 
     def _seen(self, service_id: int, now_ms: int) -> str:
-        seen_ms = self._seen_ms.get(service_id)
+        seen_ms = self.last_seen_ms(service_id)
         return f"last seen {(now_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
 
     def _check_first(self, service: Service, wanted: tuple[int, ...], now_ms: int) -> None:
@@ -109,7 +107,7 @@ class TimerOwners:
         others = (each for each in self._claims.values() if each.service.id != service.id)
         for claim in others:
             other = claim.service
-            away = not 0 <= self._away_ms(other.id, now_ms) < ALIVE_MS
+            away = not self._is_alive(other.id, now_ms)
             if other.shard != service.shard or (claim.released and (claim.queues or away)):
                 continue
             if not (claim.queues or other.empty):
@@ -133,7 +131,8 @@ class TimerOwners:
 
         Of one service they never go back, but where it had no replicas meanwhile.
         """
-        heard, claim = self._epochs.get(service.id, 0), self._claims.get(service.id)
+        claimant, claim = self._claimants.get(service.id), self._claims.get(service.id)
+        heard = claimant.epoch if claimant is not None else 0
         known = max(heard, claim.epoch if claim is not None else 0)
         if 0 < epoch < known:
             raise Unavailable(
@@ -145,15 +144,15 @@ class TimerOwners:
             )
         return epoch > 0 and not heard
 
-    def _away_ms(self, service_id: int, now_ms: int) -> int:
-        return now_ms - self._seen_ms.get(service_id, -ALIVE_MS)
+    def _is_alive(self, service_id: int, now_ms: int) -> bool:
+        claimant = self._claimants.get(service_id)
+        return claimant is not None and 0 <= now_ms - claimant.seen_ms < ALIVE_MS
 
     def _may_wait(self, service_id: int, now_ms: int) -> bool:
-        since_ms = self._seen_ms.get(service_id)
-        if since_ms is None:  # not since this broker started
-            since_ms = self._awaited_ms.setdefault(service_id, now_ms)
-        elif service_id not in self._waiting:
-            return False
+        claimant = self._claimants.get(service_id)
+        if claimant is not None:
+            return claimant.waits and self._is_alive(service_id, now_ms)
+        since_ms = self._awaited_ms.setdefault(service_id, now_ms)
         return 0 <= now_ms - since_ms < ALIVE_MS
 
     def check_claim(
@@ -185,7 +184,11 @@ class TimerOwners:
                 field="timer_id",
                 limit=SERVICES_MAX,
             )
-        self._note_claimant(service.id, now_ms, epoch, bool(waits))
+        if service.id not in self._claimants and len(self._claimants) >= SEEN_MAX:
+            # For want of room, say.
+            for other_id in self._claimants.keys() - self._claims.keys():
+                del self._claimants[other_id]
+        self._claimants[service.id] = Claimant(now_ms, bool(waits), epoch)
         known = self._claims.get(service.id)
         before = known.queues if known is not None else ()
         leaves = () if first else tuple(queue for queue in before if not service.has(queue))
@@ -199,23 +202,6 @@ class TimerOwners:
         changes = changes or bool(self._replaced_by(service, queues))
         leads_anew = known is not None and known.epoch != epoch
         return Decision(service, granted, waits, leaves, changes, leads_anew)
-
-    def _note_claimant(self, service_id: int, now_ms: int, epoch: int, waits: bool) -> None:
-        if service_id not in self._seen_ms and len(self._seen_ms) >= SEEN_MAX:
-            # For want of room, say.
-            for other_id in self._seen_ms.keys() - self._claims.keys():
-                del self._seen_ms[other_id]
-                self._epochs.pop(other_id, None)
-                self._waiting.discard(other_id)
-        self._seen_ms[service_id] = now_ms
-        if epoch:
-            self._epochs[service_id] = epoch
-        else:
-            self._epochs.pop(service_id, None)
-        if waits:
-            self._waiting.add(service_id)
-        else:
-            self._waiting.discard(service_id)
 
     @property
     def key_shards(self) -> int:
@@ -261,10 +247,10 @@ class TimerOwners:
                 field="id",
                 value=service_id,
             )
-        ago_ms = self._away_ms(service_id, now_ms)
-        if claim.queues and 0 <= ago_ms < ALIVE_MS:
+        if claim.queues and self._is_alive(service_id, now_ms):
+            ago_s = (now_ms - self.last_seen_ms(service_id)) / 1000
             raise InvalidArgument(
-                f"id: the timer service {claim.service} was here {ago_ms / 1000:.0f} s ago: stop it"
+                f"id: the timer service {claim.service} was here {ago_s:.0f} s ago: stop it"
                 f" first, and wait {ALIVE_MS // 1000} s",
                 field="id",
                 value=service_id,
@@ -294,7 +280,8 @@ class TimerOwners:
 
     def last_seen_ms(self, service_id: int) -> int:
         """When a service last asked for anything; 0: not since this broker started."""
-        return self._seen_ms.get(service_id, 0)
+        claimant = self._claimants.get(service_id)
+        return claimant.seen_ms if claimant is not None else 0
 
     def refused_of(self, queue_id: int) -> tuple[Service, int] | None:
         """Who was the last to be refused the queue since this broker started, and when."""

@@ -34,7 +34,7 @@ from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import checkpoint, frame
-from duemq_server.storage.disk import Disk
+from duemq_server.storage.disk import Disk, remove_durably
 from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.storage.log import SEGMENT_BYTES, SegmentedLog
 from duemq_server.storage.open_files import OpenFiles
@@ -99,7 +99,7 @@ def open_store(
 
 
 def closed(data_dir: str, disk: Disk) -> None:
-    """All that was acknowledged is on the disk.  Raises DiskFailed."""
+    """All that was acknowledged is on the disk.  Raises DiskFull, DiskFailed."""
     Marker(data_dir, UNSYNCED, disk).remove()
 
 
@@ -107,7 +107,6 @@ class Marker:
     """A file that says something by being there, durably."""
 
     def __init__(self, data_dir: str, name: str, disk: Disk) -> None:
-        self._data_dir = data_dir
         self._path = os.path.join(data_dir, name)
         self._disk = disk
         self.value = checkpoint.load(self._path, disk)
@@ -121,9 +120,7 @@ class Marker:
     def remove(self) -> None:
         """Raises DiskFull: try again; DiskFailed."""
         if self.value is not None:
-            if self._disk.exists(self._path):  # else the try before came so far
-                self._disk.unlink(self._path)
-            self._disk.fsync_dir(self._data_dir)
+            remove_durably(self._path, self._disk)
             self.value = None
 
 

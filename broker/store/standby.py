@@ -161,8 +161,10 @@ class Standby:
 
         Raises DiskFull, DiskFailed.
         """
-        if not self.is_whole or self.applied == self.checkpoint_position:
-            return
+        if self.is_whole and self.applied != self.checkpoint_position:
+            self._save()
+
+    def _save(self) -> None:
         recovery.drop_before(self.tables, self.log.start_position)
         state = recovery.take_checkpoint(
             self._data_dir, self._disk, self.log, self.tables, self.applied
@@ -177,7 +179,7 @@ class Standby:
     def drop_before(self, log_start: int) -> None:
         """The leader's log begins there: so does this one, but for what its own start needs.
 
-        Raises DiskFailed.
+        Raises DiskFull: what is left goes the next time; DiskFailed.
         """
         wanted = min(log_start, self._next_start)
         starts = [segment.start for segment in self.log.segments if segment.start <= wanted]
@@ -201,7 +203,9 @@ class Standby:
         if self.applied != self.log.end_position:
             raise InvariantError(f"{self.applied} of {self.log.end_position} bytes are applied")
         if not self.is_whole:
-            self._accept_loss()
+            # An operator makes it lead, although its log ends before what it had seen.
+            self._opening.skip_lost(0)
+            self._save()
         elif self._opening.rebuilding.value is not None:
             self.checkpoint()
         recovery.drop_before(self.tables, self.log.start_position)
@@ -209,14 +213,6 @@ class Standby:
         self._promoted = True
         store = Store(self.log, self.tables, self._opening.settings, self._next_start)
         return Opened(store, self.store_id, self._known_to, self._replayed)
-
-    def _accept_loss(self) -> None:
-        """An operator makes this replica lead, although its log ends before what it had seen."""
-        self._opening.skip_lost(0)
-        recovery.take_checkpoint(
-            self._data_dir, self._disk, self.log, self.tables, self.log.end_position
-        )
-        self._opening.rebuilding.remove()
 
     def receive(self) -> "Received":
         """A snapshot that arrives; it is installed by `install`."""

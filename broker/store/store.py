@@ -1,5 +1,7 @@
 """The only door to the broker's messages, topics and offsets.
 
+What is sent, and topics, come in here; other changes are decisions that take the store (changes/).
+
 Owned by: the event loop, which alone calls it.  No clock, no socket, no waiting: a change is
 appended to the log at once and takes effect in memory (tables.py); what it answers names the log
 position that must be durable before anybody is told (`settled`).  The log's writer thread reports
@@ -11,36 +13,25 @@ that position, the loop hands it to `durable`, and only then do consumers see th
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from duemq.errors import (
-    Corrupt,
     DuemqError,
-    GroupNotFound,
     Internal,
-    InvalidArgument,
-    OffsetOutOfRange,
-    OutOfSequence,
     Overloaded,
     ReadOnly,
     Rejected,
-    TopicNotFound,
-    Unavailable,
 )
-from duemq.protocol import checks, names
-from duemq.protocol.limits import SERVICE_IDS_FROM
+from duemq.protocol import names
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records import due_times, refused_fires, timer_queues
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
-from duemq_server.broker.records.timer_claims import Decision, Service
-from duemq_server.broker.store import group_configs, journal
+from duemq_server.broker.store import journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX, Hidden
-from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -48,25 +39,24 @@ from duemq_server.broker.store.tables import Tables
 from duemq_server.broker.store.topics import Topic, no_queue
 from duemq_server.storage import frame
 from duemq_server.storage.disk import Buffer, nbytes
-from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull, StorageError
+from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
 
 log = logging.getLogger(__name__)
 
 ANY_QUEUE = -1
-_NO_ENDS: Mapping[int, int] = {}
+ALL_DUE_MS = 1 << 62
 # Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
 # A gRPC message is not larger.
-ALL_DUE_MS = 1 << 62
 _ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
 
 
 class Accepted(NamedTuple):
     """A batch that is stored as soon as the log is durable up to `settled`.
 
-    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate (see
-    `due_of`).
+    `due_ms` are its due times as packed i64; None for a batch without, and for a duplicate
+    (broker/reading/repeats.py).
     """
 
     stored: Stored
@@ -110,7 +100,8 @@ class Store:
         """Called for each queue that got records that consumers may see."""
         self.on_report: Callable[[], None] = lambda: None
         """Called when what nameservers are told has changed: topics, or whether it is writable."""
-        self._checkpoint_position = 0
+        self.checkpoint_position = 0
+        """Where this process took its last checkpoint; 0: it took none."""
         self.next_start = next_start
         """Where another start begins to replay, by a checkpoint on the disk; retention keeps what
         follows."""
@@ -154,7 +145,7 @@ class Store:
                 self.duplicates += 1
                 return Accepted(stored, stored.position + 1, timed, duplicate=True)
         self.check_writable()
-        topic = self._topic_to_send(batch.topic, producer_id)
+        topic = self.topics.to_send(batch.topic, producer_id)
         lowest = ANY_QUEUE if timed else 0
         # The topic may have been made anew with fewer queues since the message was accepted.
         if not lowest <= queue_id < topic.queues and not (fires and queue_id >= 0):
@@ -170,7 +161,7 @@ class Store:
             if not fires:
                 raise
             columns = refused_fires.letters_of(batch, error, now_ms)
-            topic = self._topic_to_send(refused_fires.TOPIC, producer_id)
+            topic = self.topics.to_send(refused_fires.TOPIC, producer_id)
             queue_of = LaneKey(producer_id, topic.name, 0, timed=False)
             self.refused_fires += columns.count
             log.error("due messages for %s cannot be stored, see %s: %s", key, topic.name, error)
@@ -209,27 +200,6 @@ class Store:
         if topic in self.topics:
             return limits, self.topics.limit(self.topics.find(topic))
         return limits, limits.message_bytes_max
-
-    def _topic_to_send(self, name: str, producer_id: int) -> Topic:
-        """The topic, or the one that the first good batch will make."""
-        if producer_id < SERVICE_IDS_FROM:
-            names.check_sent_to(name)
-        if name in self.topics:
-            if name == names.TIMER_TOPIC:
-                raise InvalidArgument(
-                    f"topic: {name} is the broker's own: send to a topic, with a due time",
-                    field="topic",
-                    value=name,
-                    limit="not %TIMER%",
-                )
-            return self.topics.find(name)
-        if not self.settings.auto_create_topics:
-            raise TopicNotFound(
-                f"topic: {name!r} is not here, and auto_create_topics is off",
-                field="topic",
-                value=name,
-            )
-        return self.topics.plan(name)
 
     def append_frame(
         self,
@@ -272,7 +242,7 @@ class Store:
             send_back=send_back,
             untraced=untraced,
         )
-        position, end = self._append(frame.KIND, parts)
+        position, end = self.append(frame.KIND, parts)
         payload_at = sum(map(nbytes, parts[:-1]))
         entries = consume_queue.encode(
             position, payload_at, columns.sizes, columns.tag_hashes, columns.key_hashes, store_ms
@@ -305,24 +275,6 @@ class Store:
         sender = f"{key.topic}|{key.producer_id}"
         return queues[timer_queues.unordered(sender, len(queues), latest_ms, now_ms)]
 
-    def due_of(self, stored: Stored) -> bytes:
-        """Due times of a stored batch as packed i64, for its repeat.
-
-        Any thread, once the batch is durable.  Raises OutOfSequence if retention has removed it.
-        """
-        try:
-            entry = self.log.read_entry(stored.position)
-        except IndexError as error:
-            raise OutOfSequence(
-                "sequence: the batch was stored, but is no longer kept; its due times are unknown",
-                field="sequence",
-            ) from error
-        except DiskFull as error:  # too many open files
-            raise Unavailable(str(error)) from error
-        except (StorageError, OSError) as error:
-            raise Corrupt(f"{type(error).__name__}: {error}") from error
-        return frame.decode(entry.body).due_ms.tobytes()
-
     # -- the log ----------------------------------------------------------------------------------
 
     @property
@@ -337,7 +289,8 @@ class Store:
         if not self.writable:
             raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
 
-    def _append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+        """An entry: where it begins and ends.  Raises ReadOnly, Overloaded, Internal."""
         try:
             return self.log.append(kind, parts)
         except LogFull as error:
@@ -400,7 +353,7 @@ class Store:
         """(The topic, settled).  Raises InvalidArgument, TopicExists, ReadOnly, Overloaded."""
         self.check_writable()
         topic = self.topics.plan(name, queues, message_bytes_max)
-        _, settled = self._append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
+        _, settled = self.append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
         self.tables.put_topic(topic)
         self.on_report()
         return topic, settled
@@ -409,196 +362,15 @@ class Store:
         """Settled.  Raises TopicNotFound, TopicReplaced, InvalidArgument, ReadOnly, Overloaded."""
         self.check_writable()
         self.topics.check_deletable(name, topic_id)
-        _, settled = self._append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
+        _, settled = self.append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
         self.tables.remove_topic(name)
         self.on_report()
-        return settled
-
-    def purge(self, name: str, cuts: Mapping[int, int], topic_id: int = 0) -> int:
-        """Takes the records of queues before an offset away from everybody, for good.
-
-        Settled.  Raises TopicNotFound, TopicReplaced, QueueNotFound, OffsetOutOfRange,
-        InvalidArgument, ReadOnly, Overloaded; nothing was purged then.
-        """
-        self.check_writable()
-        self.topics.check_deletable(name, topic_id)
-        changes: list[tuple[GroupQueue, Progress]] = []
-        for queue_id, offset in cuts.items():
-            queue = self.queue(name, queue_id)
-            key = GroupQueue(names.PURGED_GROUP, name, queue_id)
-            purged = self.offsets.commit(key, 0, offset, queue.max_offset)
-            if offset > queue.min_offset:
-                changes.append((key, purged))
-        if not changes:
-            return self.log.end_position  # what was purged before may be on its way to the disk
-        settled = self.put_offsets(names.PURGED_GROUP, changes)
-        self.tables.purge(changes)
         return settled
 
     def ensure_timer_topic(self) -> None:
         """Makes %TIMER% on the first start; its number of queues never changes."""
         if names.TIMER_TOPIC not in self.topics:
             self.create_topic(names.TIMER_TOPIC, self.settings.timer_queues)
-
-    # -- timer services ---------------------------------------------------------------------------
-
-    def claim_timer_queues(
-        self,
-        service: Service,
-        queues: Sequence[int],
-        now_ms: int,
-        ends: Mapping[int, int] = _NO_ENDS,
-        formers: Sequence[int] = (),
-        epoch: int = 0,
-    ) -> tuple[Decision, int]:
-        """What became of the claim; settled.
-
-        `ends`: how far the service has taken over queues that it hands over; `formers`: ids that it
-        had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
-        QueueNotFound, ReadOnly, Overloaded, Unavailable.
-        """
-        for queue_id in queues:
-            self.topics.queue(names.TIMER_TOPIC, queue_id)
-        for queue_id, offset in ends.items():
-            self.topics.queue(names.TIMER_TOPIC, queue_id)
-            checks.at_least("ends.offset", offset, 0)
-        decision = self.timer_owners.check_claim(service, queues, now_ms, epoch)
-        # That another replica leads stops no claim for want of space.
-        leads_anew = decision.leads_anew and self.writable
-        if not (decision.changes or decision.leaves or leads_anew):
-            return decision, self.log.end_position  # it may still be on its way to the disk
-        self.check_writable()
-        if decision.leaves:
-            self._hand_over(service.id, decision.leaves, ends)
-        given_up = sorted(self.timer_owners.given_up(decision, formers))
-        begins = [(each, self.tables.timers_taken_over(each)) for each in given_up]
-        told = epoch if epoch or decision.leads_anew else None
-        claim = decision.service, decision.granted, now_ms, begins, told
-        _, settled = self._append(journal.TIMER_CLAIMED, [journal.timer_claimed(*claim)])
-        self.tables.claim_timers(*claim)
-        return decision, settled
-
-    def _hand_over(self, service_id: int, leaves: Sequence[int], ends: Mapping[int, int]) -> None:
-        told = []
-        for queue_id in leaves:
-            # What a copy of a data directory has not, although it was committed once, is fetched
-            # again.  Behind the end of a log that was cut the next owner would miss what comes.
-            end = ends.get(queue_id, self.tables.timers_taken_over(queue_id))
-            end = min(end, self.queue(names.TIMER_TOPIC, queue_id).max_offset)
-            told.append((queue_id, max(end, self.timer_owners.begin_of(queue_id))))
-        self._append(journal.TIMER_HANDED_OVER, [journal.timer_handed_over(service_id, told)])
-        self.tables.hand_over_timers(service_id, told)
-
-    def release_timer_queues(self, service_id: int, now_ms: int) -> int:
-        """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
-        self.timer_owners.check_release(service_id, now_ms)
-        self.check_writable()
-        _, settled = self._append(journal.TIMER_RELEASED, [journal.timer_released(service_id)])
-        self.timer_owners.release(service_id)
-        return settled
-
-    # -- groups -----------------------------------------------------------------------------------
-
-    def knows_group(self, group: str) -> bool:
-        """Whether the group was put, or has offsets here."""
-        return group in self.groups or group in self.offsets or group == names.TIMER_GROUP
-
-    def check_group_known(self, group: str) -> None:
-        """Raises GroupNotFound for an unknown group where groups must be put first."""
-        if not (self.settings.auto_create_groups or self.knows_group(group)):
-            raise group_configs.not_found(group)
-
-    def put_group(self, config: GroupConfig) -> int:
-        """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
-        self.check_writable()
-        self.groups.check(config)
-        _, settled = self._append(journal.GROUP_PUT, [journal.group_put(config)])
-        self.groups.put(config)
-        return settled
-
-    def delete_group(self, group: str) -> int:
-        """Forgets a group's settings and offsets and deletes its retry topic.
-
-        Settled.  Raises GroupNotFound, InvalidArgument, ReadOnly, Overloaded.
-        """
-        names.check_own_group(group)
-        if not self.knows_group(group):
-            raise GroupNotFound(f"group: {group!r} is not here", field="group", value=group)
-        self.check_writable()
-        _, settled = self._append(journal.GROUP_DELETED, [journal.group_deleted(group)])
-        self.tables.remove_group(group)
-        self.on_report()
-        return settled
-
-    def put_membership(self, group: str, kept: str | None) -> int:
-        """Keeps what a coordinator knows of a group; None: it has the group no more.
-
-        Settled.  Raises ReadOnly, Overloaded, Internal.
-        """
-        if self.tables.memberships.get(group) == kept:
-            return self.log.end_position  # it may still be on its way to the disk
-        _, settled = self._append(journal.MEMBERSHIP, [journal.membership(group, kept)])
-        self.tables.put_membership(group, kept)
-        return settled
-
-    # -- offsets of groups ------------------------------------------------------------------------
-
-    def put_offsets(self, group: str, changes: list[tuple[GroupQueue, Progress]]) -> int:
-        """Settled; 0 if nothing is to be waited for.  Raises ReadOnly, Overloaded."""
-        fresh = [(key, new) for key, new in changes if self.offsets.find(key) != new]
-        if not fresh:
-            # Equal to what is known, which may still be on its way to the disk.
-            return self.log.end_position if changes else 0
-        self.offsets.check_room(key for key, _ in fresh)
-        _, settled = self._append(journal.OFFSETS, [journal.offsets(group, fresh)])
-        for key, progress in fresh:
-            self.offsets.put(key, progress)
-        return settled
-
-    def reset_offsets(self, group: str, offsets: list[tuple[GroupQueue, int]]) -> int:
-        """Moves a group; members lose these queues, and nothing is settled there any more.
-
-        The caller has checked that the offsets are kept.  Settled.  Raises ReadOnly, Overloaded.
-        """
-        if not offsets:
-            return 0
-        self.offsets.check_room(key for key, _ in offsets)
-        changes = [(key, self.offsets.reset(key, offset)) for key, offset in offsets]
-        _, settled = self._append(journal.OFFSETS_RESET, [journal.offsets(group, changes)])
-        self.tables.reset_offsets(changes)
-        return settled
-
-    def mark_resent(self, group: str, queue_id: int, offsets: Sequence[int]) -> int:
-        """Notes that dead letters of a group were sent again.
-
-        Settled.  Raises TopicNotFound, QueueNotFound, OffsetOutOfRange, ReadOnly, Overloaded.
-        """
-        topic = names.dead_letter_topic(group)
-        queue = self.queue(topic, queue_id)
-        key = GroupQueue(names.RESENT_GROUP, topic, queue_id)
-        for offset in offsets:
-            if not 0 <= offset < queue.max_offset:
-                raise OffsetOutOfRange(
-                    f"offset: {topic}, queue {queue_id} has no record {offset}",
-                    field="offset",
-                    value=offset,
-                    limit=f"0 to {queue.max_offset - 1}",
-                )
-        fresh = {each for each in offsets if not self.offsets.is_done(key, each)}
-        # One offset says it of all that follow one another.
-        known = self.offsets.find(key)
-        start = end = max(known.offset if known else 0, queue.min_offset)
-        while end in fresh or self.offsets.is_done(key, end):
-            end += 1
-        rest = sorted(each for each in fresh if each > end)
-        self.offsets.check_settled_room(key, len(rest))
-        settled = self.log.end_position  # what is known may be on its way to the disk
-        if end > start:
-            settled = self.put_offsets(names.RESENT_GROUP, [(key, Progress(end, 0))])
-        if rest:
-            _, settled = self._append(journal.SETTLED, [journal.settled(key, rest)])
-            self.offsets.settle(key, rest)
-        return settled
 
     # -- checkpoint and stop ----------------------------------------------------------------------
 
@@ -611,23 +383,14 @@ class Store:
         self.tables.epochs.drop_before(self.log.start_position)
         return self.tables.snapshot(position, self.log.recovery_start(position))
 
-    def note_epoch(self, epoch: int, start: int) -> None:
-        """This replica leads: its EPOCH entry was appended at `start`."""
-        self.tables.epochs.note(epoch, start)
-
     def check_shown(self) -> None:
         """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""
         if self._held:
             raise DiskFull(f"{len(self._held)} consume queues wait for space")
 
-    @property
-    def checkpoint_position(self) -> int:
-        """Where this process took its last checkpoint; 0: it took none."""
-        return self._checkpoint_position
-
     def checkpointed(self, position: int) -> None:
         """A checkpoint that was taken at `position` is on the disk."""
-        self._checkpoint_position = self.next_start = position
+        self.checkpoint_position = self.next_start = position
 
     def close(self) -> None:
         """Closes the files."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
+from duemq.protocol.due import DEFAULT_LEVELS, parse_levels
 from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
 from duemq_server.broker.records.batch import BatchLimits
 

@@ -2,10 +2,10 @@
 
 Owned by: Store; by Replay before there is one.  Mutated by: the event loop.
 
-A change is an entry of the log first, and takes effect here: when it is appended (store.py), and
-again at a start (replay.py).  So whatever an entry does to more than one table is done by one
-method, which both call.  All of it can be rebuilt from the log; `snapshot` and `restore` spare that
-(checkpoint_state.py).
+A change is an entry of the log first, and takes effect here: when it is appended (store.py and
+changes/), and again at a start (replay.py).  So whatever an entry does to more than one table is
+done by one method, which both call.  All of it can be rebuilt from the log; `snapshot` and
+`restore` spare that (checkpoint_state.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,11 @@ class Tables:
 
     def __init__(self, queues: QueueTable, settings: StoreSettings) -> None:
         self.queues = queues
-        self.topics = Topics(settings.default_queues, settings.limits.message_bytes_max)
+        self.topics = Topics(
+            settings.default_queues,
+            settings.limits.message_bytes_max,
+            auto_create=settings.auto_create_topics,
+        )
         self.producers = Producers(settings.lane_idle_ms)
         self.offsets = Offsets()
         self.groups = GroupConfigs(settings.retry)

@@ -21,7 +21,7 @@ from duemq.errors import (
     TopicReplaced,
 )
 from duemq.protocol import checks, names
-from duemq.protocol.limits import QUEUES_MAX, TOPICS_MAX
+from duemq.protocol.limits import QUEUES_MAX, SERVICE_IDS_FROM, TOPICS_MAX
 
 OWN = "the broker's own"
 # Two million topics before an id has more than the 53 bits that every JSON reader keeps.
@@ -41,7 +41,11 @@ class Topic:
 class Topics:
     """The table of topics, by name."""
 
-    def __init__(self, default_queues: int, message_bytes_max: int) -> None:
+    def __init__(
+        self, default_queues: int, message_bytes_max: int, *, auto_create: bool = True
+    ) -> None:
+        """`auto_create`: the first good batch to a topic makes it."""
+        self._auto_create = auto_create
         self._default_queues = default_queues
         self._message_bytes_max = message_bytes_max
         self._topics: dict[str, Topic] = {}
@@ -91,6 +95,30 @@ class Topics:
     def limit(self, topic: Topic) -> int:
         """The most bytes of a message's body."""
         return min(topic.message_bytes_max or self._message_bytes_max, self._message_bytes_max)
+
+    def to_send(self, name: str, producer_id: int) -> Topic:
+        """The topic that a batch goes to, or the one that the first good batch will make.
+
+        Raises PermissionDenied, InvalidArgument, TopicNotFound.
+        """
+        if producer_id < SERVICE_IDS_FROM:
+            names.check_sent_to(name)
+        if name in self._topics:
+            if name == names.TIMER_TOPIC:
+                raise InvalidArgument(
+                    f"topic: {name} is the broker's own: send to a topic, with a due time",
+                    field="topic",
+                    value=name,
+                    limit="not %TIMER%",
+                )
+            return self._topics[name]
+        if not self._auto_create:
+            raise TopicNotFound(
+                f"topic: {name!r} is not here, and auto_create_topics is off",
+                field="topic",
+                value=name,
+            )
+        return self.plan(name)
 
     def plan(self, name: str, queues: int = 0, message_bytes_max: int = 0) -> Topic:
         """The topic that would be made; raises InvalidArgument, TopicExists."""

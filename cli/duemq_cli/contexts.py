@@ -20,8 +20,7 @@ from typing import Any
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
-from duemq.settings import Tls
-from duemq.transport.cluster_client import nameservers_of
+from duemq.settings import Tls, nameservers_of
 
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

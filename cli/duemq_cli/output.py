@@ -51,6 +51,11 @@ class Output:
         else:
             self.note(empty)
 
+    def say_if_more(self, found: Sequence[object], limit: int) -> None:
+        """Of what was asked for with one beyond the limit."""
+        if len(found) > limit:
+            self.note(f"there are more than {limit}: raise --limit, or choose")
+
     def missing(self, brokers: Sequence[MissingBroker]) -> None:
         """Brokers whose part of what was printed is not there."""
         if self.as_json and brokers:

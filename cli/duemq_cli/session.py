@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -254,9 +254,17 @@ def yes_option(command: F) -> F:
     )(command)
 
 
-def confirmed(session: Session, question: str, *, yes: bool) -> bool:
-    """Asks, where there is a terminal to ask at; True without one, with `--yes` or `--json`."""
-    if yes or session.json or not streams.can_be_asked():
+def confirmed(
+    session: Session, question: str, *, yes: bool, missing: Sequence[MissingBroker] = ()
+) -> bool:
+    """Asks, where there is a terminal to ask at; True without one, with `--yes` or `--json`.
+
+    `missing`: whose part the question lacks; they may be back when it is answered.
+    """
+    if yes or session.json:
+        return True
+    session.output.warn_missing(missing)
+    if not streams.can_be_asked():
         return True
     if click.confirm(question, err=True):
         return True

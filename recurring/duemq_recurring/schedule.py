@@ -92,6 +92,13 @@ class Schedule:
         left_out = self.state.left_out
         return (o for o in self.occurrences.following(after_ms) if o.at_ms not in left_out)
 
+    def latest(self, after_ms: int, until_ms: int) -> Occurrence | None:
+        """The last one of these that is not after `until_ms`; None: there is none."""
+        found = self.occurrences.latest(after_ms, until_ms)
+        while found is not None and found.at_ms in self.state.left_out:
+            found = self.occurrences.latest(after_ms, found.at_ms - 1)
+        return found
+
     def to_come(self, now_ms: int) -> Iterator[Occurrence]:
         """What waits, and what is to come behind it; of a paused one from now on."""
         for each in self.pending:

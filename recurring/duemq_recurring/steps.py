@@ -59,7 +59,6 @@ def _next(schedule: Schedule, now_ms: int, gone: Sequence[Pending], cursor_ms: i
 
 def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:
     """The occurrences to come after a time: missed ones as the policy says, or the next one."""
-    occurrences, left_out = schedule.occurrences, schedule.state.left_out
     policy = schedule.plan.recurrence.catch_up
     to_come = schedule.following(after_ms)
     first = next(to_come, None)
@@ -70,9 +69,7 @@ def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:
     if policy is CatchUp.ALL:
         missed = itertools.takewhile(lambda each: each.at_ms <= now_ms, to_come)
         return [first, *itertools.islice(missed, AT_ONCE - 1)]
-    last = occurrences.latest(after_ms, now_ms) or first
-    while last.at_ms in left_out:
-        last = occurrences.latest(first.at_ms - 1, last.at_ms - 1) or first
+    last = schedule.latest(after_ms, now_ms) or first
     if policy is CatchUp.LATEST or now_ms <= last.due_ms + LATE_MS:
         return [last]
     following = next(schedule.following(now_ms), None)

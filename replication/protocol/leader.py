@@ -11,9 +11,9 @@ moved.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from duemq_server.replication.protocol.epochs import Epochs, common_end
+from duemq_server.replication.protocol.followers import Progress, refusal, rival
 from duemq_server.replication.protocol.in_sync import InSyncSet, State, Swap
 from duemq_server.replication.protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -34,28 +34,6 @@ from duemq_server.replication.protocol.record import (
     ReplicaId,
 )
 from duemq_server.replication.protocol.times import Times
-
-
-@dataclass(slots=True)
-class Progress:
-    """A follower whose stream is open."""
-
-    replica: ReplicaId
-    address: str
-    next: int
-    """What is sent next."""
-    began: int
-    durable: int | None
-    """As it said on this stream."""
-    heard_ms: int
-    """When that was sent what it answered last."""
-    at_end_ms: int
-    """When it had all that there was then; what it lacks is younger."""
-    mark: int
-    """The leader's end at `mark_ms`: a follower that comes there was at the end then."""
-    mark_ms: int
-    short_of_space: bool = False
-    """As it said last."""
 
 
 class Leader:
@@ -137,7 +115,7 @@ class Leader:
         # Nobody has what was not sent to it.
         durable = min(answer.durable, progress.next)
         progress.durable = max(progress.durable or 0, durable)
-        self._note_lag(progress, end, now_ms)
+        progress.note_lag(end, now_ms)
         self._durable[progress.replica] = progress.durable
         self._advance()
 
@@ -154,24 +132,18 @@ class Leader:
     def _on_disk(self, replica: ReplicaId) -> int:
         return self.durable if replica == self.me else self._durable.get(replica, 0)
 
-    def _note_lag(self, progress: Progress, end: int, now_ms: int) -> None:
-        durable = progress.durable or 0
-        if durable >= end:
-            progress.at_end_ms = progress.mark_ms = now_ms
-            progress.mark = end
-        elif durable >= progress.mark:
-            progress.at_end_ms = progress.mark_ms
-            progress.mark, progress.mark_ms = end, now_ms
-
     # -- followers ----------------------------------------------------------
 
     def hello(
         self, stream: int, hello: Hello, end: int, now_ms: int
     ) -> Welcome | NeedsSnapshot | Refusal:
         """Somebody wants to follow.  `end` is of the leader's log."""
-        refused = self._refuse(hello)
+        refused = refusal(hello, self.record, self.epoch, deposed=self.deposed)
         if refused is not None:
-            return refused
+            reason, text = refused
+            if reason is Reason.NOT_LEADING and hello.epoch > self.epoch:
+                self._higher_epoch = True
+            return self._refusal(reason, text)
         keep = common_end(hello.epochs, hello.end, self.epochs.begins, end)
         if hello.replica in self.set.counted and keep < self.high_watermark:
             return self._refusal(
@@ -181,9 +153,13 @@ class Leader:
             )
         if keep < max(self.log_start, hello.start):
             return NeedsSnapshot(self.epoch, self.me, self.log_start)
-        rival = self._rival(hello, now_ms)
-        if rival:
-            return self._refusal(Reason.STRANGER, rival)
+        alive = [
+            each
+            for each in self._progress.values()
+            if now_ms - each.heard_ms < self._times.heard_ms
+        ]
+        if named := rival(hello, self.me, alive):
+            return self._refusal(Reason.STRANGER, named)
         for other, progress in self.followers.items():
             if progress.replica.name == hello.replica.name:
                 self.broke(other)
@@ -201,47 +177,6 @@ class Leader:
         self._durable.pop(hello.replica, None)
         self._broke.discard(hello.replica)
         return Welcome(self.epoch, self.me, keep)
-
-    def _rival(self, hello: Hello, now_ms: int) -> str:
-        """Why it cannot be who it says, while another one is alive; empty: it can.
-
-        Else two processes would take each other's place again and again, or count as one disk.
-        """
-        replica = hello.replica
-        if replica.disk == self.me.disk:
-            return _copied(replica, f"{self.me}, which leads")
-        for each in self._progress.values():
-            if now_ms - each.heard_ms >= self._times.heard_ms:
-                continue
-            if each.replica.disk == replica.disk:
-                if (each.replica, each.address) != (replica, hello.address):
-                    return _copied(replica, f"{each.replica} at {each.address}, which follows")
-            elif each.replica.name == replica.name:
-                return f"{each.replica} follows already: two processes have one name"
-        return ""
-
-    def _refuse(self, hello: Hello) -> Refusal | None:
-        ours = self.record
-        if (hello.group, hello.store_id) != (ours.group, ours.store_id):
-            # Before all else: epochs of another group say nothing here.
-            return self._refusal(Reason.FOREIGN, f"this is {ours.group}, store {ours.store_id:#x}")
-        if hello.epoch > self.epoch:
-            self._higher_epoch = True
-            return self._refusal(Reason.NOT_LEADING, f"epoch {hello.epoch} has begun")
-        if self.deposed:
-            return self._refusal(Reason.NOT_LEADING, "somebody else leads")
-        if hello.epoch < self.epoch:
-            return self._refusal(Reason.STALE, f"this is epoch {self.epoch}")
-        if hello.replica.name not in ours.members:
-            text = f"{hello.replica.name} is no member of {ours.group}: members are"
-            return self._refusal(Reason.STRANGER, f"{text} {', '.join(sorted(ours.members))}")
-        if hello.log_version < ours.log_version:
-            return self._refusal(
-                Reason.STRANGER,
-                f"{hello.replica} reads logs up to version {hello.log_version}, and that of"
-                f" {ours.group} is of {ours.log_version}: start a newer release there",
-            )
-        return None
 
     def _refusal(self, reason: Reason, text: str) -> Refusal:
         return Refusal(self.epoch, self.me, reason, text)
@@ -399,6 +334,13 @@ class Leader:
             for each in self._progress.values()
         )
 
+    def is_outrun(self) -> bool:
+        """Whether another one in sync has on its disk what this one's has not taken yet."""
+        return any(
+            each.replica in self.record.in_sync and (each.durable or 0) > self.durable
+            for each in self._progress.values()
+        )
+
     # -- reads ----------------------------------------------------------------
 
     def renewed(self, began_ms: int) -> None:
@@ -421,10 +363,3 @@ class Leader:
         heard = {each.replica: each.heard_ms for each in self._progress.values()}
         since_ms = now_ms - self._times.heard_ms
         return all(heard.get(each, since_ms) > since_ms for each in self.set.counted - {self.me})
-
-
-def _copied(replica: ReplicaId, other: str) -> str:
-    return (
-        f"{replica} has the disk of {other}: the data directory of one is a copy of the other's;"
-        " start the copy with an empty one"
-    )

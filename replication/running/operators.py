@@ -26,8 +26,8 @@ from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 from duemq_server.replication.running.record_store import RecordStore
 from duemq_server.replication.running.service import Service, Term
-from duemq_server.replication.running.snapshots import in_thread
 from duemq_server.replication.running.state import ReplicaState
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.store import Conflict, StoreError
@@ -144,7 +144,7 @@ class Operators:
             )
         await self._read()  # who cannot take over must not be waited for
         leading.leader.resign()
-        await life.server.drain()
+        life.server.drain()
         term.quiesce()
         try:
             leader = await leading.hand_over(HAND_OVER_S, to)

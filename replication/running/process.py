@@ -36,7 +36,7 @@ from duemq_server.serving import process
 from duemq_server.serving.process import BeginAnew
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import DiskFull, LogFull
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ class Replica:
         """`state`, `store` and `campaign` are there."""
         self._begins_anew = False
         self._failed = False
-        self._marks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Opens the data and serves replicas; clients, when it leads."""
@@ -101,10 +100,7 @@ class Replica:
 
     def _role_changed(self, role: str) -> None:
         """Ready is who may be left alone with what is acknowledged: a leader, or who is in sync."""
-        mark = self.server.ready if role in ("follower", "leader") else self.server.not_ready
-        task = asyncio.get_running_loop().create_task(mark(servicer.SERVICE))
-        self._marks.add(task)
-        task.add_done_callback(self._marks.discard)
+        self.server.ready(servicer.SERVICE, serving=role in ("follower", "leader"))
 
     def _disk_id(self) -> DiskId:
         """Rule 5: whoever has lost what was durable is another disk."""
@@ -171,6 +167,9 @@ class Replica:
         except BeginAnew:
             self._begins_anew = True
             raise
+        except (DiskFull, LogFull) as full:  # for a snapshot, or to lead: a start goes on
+            self._begins_anew = True
+            raise BeginAnew(f"its disk has no space, or stalls: {full}") from full
         except BaseException:
             self._failed = True
             raise
@@ -197,10 +196,7 @@ class Replica:
         leading.short_of_space = self.service.short_of_space
         campaign.copy.writing.on_durable = leading.synced
         leading.began_to_renew(campaign.renewed_ms)
-        try:
-            leading.start()
-        except DiskFull as full:  # since it stood
-            raise BeginAnew(f"it cannot write that it leads: {full}") from full
+        leading.start()
         self.leading = leading
         leading.synced(self.state.log.durable_position)  # a full disk would never tell
         prepared = asyncio.create_task(self._prepare(leading), name="preparing")
@@ -227,10 +223,11 @@ class Replica:
 
     async def _serve(self, leading: Leading, stop: asyncio.Event) -> None:
         await self.campaign.copy.end()
-        self.term = term = self.service.lead(self.state, leading, self.server)
+        term = self.service.lead(self.state, leading, self.server)
         await term.start()
+        self.term = term  # before that, its services are not there yet, nor what a stop ends
         self.campaign.leads()
-        await self.server.ready()
+        self.server.ready()
         served = asyncio.create_task(term.run(stop), name="term")
         try:
             await self._while_leading(stop, served, leading.no_space)
@@ -244,7 +241,7 @@ class Replica:
         log.error("the disk has no space: another replica shall lead")
         leading.leader.resign()
         if term is not None:
-            await self.server.drain()
+            self.server.drain()
             term.quiesce()
         with suppress(Timeout):
             await leading.hand_over(HAND_OVER_S)
@@ -263,12 +260,16 @@ class Replica:
         """Clean stop; a leader hands over first.  Nothing is stopped where all begins anew."""
         if self._begins_anew:
             return
-        leading = self.leading
-        if leading is not None and self.term is not None:
-            await self._stop_leading(leading, self.term)
+        leading, term, successor = self.leading, self.term, ""
+        if leading is not None and term is not None:
+            successor = await self._hand_over(leading, term)
+        if leading is not None:
+            await leading.stop()
+        # A disk that stalls holds up the rest, and must not hold up who leads next.
+        await self._release_lease()
+        if term is not None:
+            await term.stop(handed_over=bool(successor))
         else:
-            if leading is not None:
-                await leading.stop()
             await self.campaign.end()
             if not self._failed:  # else what is applied may be half of it
                 try:
@@ -277,15 +278,18 @@ class Replica:
                     log.error("stops without a checkpoint: %s", error)
             self.state.close()
         await self.server.stop()
+        self.store.close()
+
+    async def _release_lease(self) -> None:
         try:
             await self.store.release(self.me)
         except StoreError as error:
             log.info("the lease runs out by itself: %s", error)
-        self.store.close()
 
-    async def _stop_leading(self, leading: Leading, term: Term) -> None:
+    async def _hand_over(self, leading: Leading, term: Term) -> str:
+        """Who leads next; empty: nobody is known to."""
         leading.leader.resign()
-        await self.server.drain()
+        self.server.drain()
         term.quiesce()
         successor = ""
         try:
@@ -294,5 +298,4 @@ class Replica:
             log.info("%s leads from now on", successor or "another one")
         except Timeout as error:
             log.warning("stops without a successor: %s", error)
-        await term.stop(handed_over=bool(successor))
-        await leading.stop()
+        return successor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import grpc.aio
 
@@ -14,6 +14,7 @@ from duemq.transport import channel
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.protocol.record import Record
 from duemq_server.replication.running.state import Arriving, Leaving
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.running.v1 import stubs
 from duemq_server.serving.clock import steady_ms
@@ -26,19 +27,6 @@ PACE_MS = 500
 """Between two parts, at most."""
 SILENCE_S = 30.0
 """Without a part; the first one waits for the leader's disk."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-async def in_thread(do: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Has a thread do something; to its end, also if the caller is cancelled."""
-    work = asyncio.create_task(asyncio.to_thread(do, *args, **named))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.gather(work, return_exceptions=True)
-        raise
 
 
 async def send(

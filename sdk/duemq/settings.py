@@ -1,8 +1,10 @@
 """What can be set on a client.  The defaults suit most; every bound of the SDK is here."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from duemq.errors import InvalidArgument
 from duemq.protocol import checks
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB, MIB, WINDOW_BATCHES
 
@@ -14,10 +16,51 @@ TLS_VARIABLES = {"ca": "DUEMQ_TLS_CA", "cert": "DUEMQ_TLS_CERT", "key": "DUEMQ_T
 # From the least to the most of a timeout: to a year, which clocks and gRPC can still count.
 TIMEOUT_S = (0.001, 365 * 86_400)
 
+Addresses = str | Sequence[str]
+
 
 def default_nameserver() -> str:
     """Where the nameservers are if nobody says so: DUEMQ_NAMESERVER, or this machine."""
     return os.environ.get(NAMESERVER_VARIABLE) or DEFAULT_NAMESERVER
+
+
+def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
+    """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports; None: DUEMQ_NAMESERVER's.
+
+    Raises InvalidArgument, naming the address.
+    """
+    if addresses is None:
+        addresses = default_nameserver()
+    if not isinstance(addresses, Sequence) or not all(isinstance(each, str) for each in addresses):
+        raise checks.wrong("nameserver", addresses, "host:port as text, or a list of such")
+    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    named = [part.strip() for part in parts if part.strip()]
+    if not named:
+        raise InvalidArgument(
+            "a nameserver is needed: host:port, several separated by commas",
+            field="nameserver",
+            value=addresses,
+        )
+    return tuple(_with_port(address) for address in named)
+
+
+def _with_port(address: str) -> str:
+    scheme, separator, rest = address.partition("://")
+    if separator:
+        plain = rest.partition("/")[0]
+        hint = f": write {_with_port(plain)}" if plain else ""
+        raise InvalidArgument(
+            f"nameserver {address!r}: {scheme}:// does not belong there{hint}",
+            field="nameserver",
+            value=address,
+            limit="host:port",
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]"):
+        return f"{address}:{NAMESERVER_PORT}"
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise checks.wrong("nameserver", address, "host:port, port 1 to 65535")
+    return address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

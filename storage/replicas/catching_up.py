@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from duemq_server.storage.disk import Disk
+from duemq_server.storage.disk import Disk, remove_durably
 
 FILE_NAME = "catching-up"
 
@@ -27,7 +27,4 @@ def set_durably(directory: str, disk: Disk) -> None:
 
 def clear_durably(directory: str, disk: Disk) -> None:
     """Raises DiskFull: try again; DiskFailed."""
-    path = os.path.join(directory, FILE_NAME)
-    if disk.exists(path):  # else the try before came so far
-        disk.unlink(path)
-    disk.fsync_dir(directory)
+    remove_durably(os.path.join(directory, FILE_NAME), disk)

@@ -8,7 +8,7 @@ business: a broker's consumers go on behind it (broker/reading/reader.py).
 from __future__ import annotations
 
 from duemq_server.storage import record, recovery
-from duemq_server.storage.disk import Disk, DiskFile, write_all
+from duemq_server.storage.disk import Disk, DiskFile, write_all, write_whole
 from duemq_server.storage.record import InvalidEntryError
 from duemq_server.storage.segment import Segment, list_segments
 
@@ -78,11 +78,5 @@ def _keep(file: DiskFile, segment: Segment, position: int, end: int, disk: Disk)
     path = f"{segment.path}.aside-{position}"
     if disk.exists(path):  # an earlier try was cut short: the first copy is the good one
         return path
-    copy = disk.open(path + ".tmp", create=True)
-    try:
-        write_all(copy, [file.pread(end - position, position - segment.start)], 0)
-        copy.fdatasync()
-    finally:
-        copy.close()
-    disk.rename(path + ".tmp", path)
+    write_whole(path, [file.pread(end - position, position - segment.start)], disk)
     return path

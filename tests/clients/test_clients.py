@@ -10,6 +10,7 @@ import pytest
 
 from duemq import Admin, Producer, PullConsumer
 from duemq_server.local_cluster import EmbeddedCluster
+from tests.certificates import authority, certificate, needs_openssl
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -37,6 +38,20 @@ RUN_S_MAX = 60
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory):
+    return authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls_cluster(tmp_path_factory, ca):
+    """Speaks TLS only, and serves nobody without a certificate."""
+    tls = certificate(ca, "server")
+    directory = tmp_path_factory.mktemp("tls-cluster")
+    with EmbeddedCluster(directory, brokers=1, tls=tls, verify_clients=True) as running:
         yield running
 
 
@@ -82,6 +97,19 @@ def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
     assert done.returncode == 0, done.stderr
     refused = "NotFound" if language == "go" else "NOT_FOUND"
     assert json.loads(done.stdout) == {"ok": True, "records": 4, "refused": refused}
+
+
+@needs_openssl
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CLIENTS)
+def test_a_generated_client_speaks_tls(language, tls_cluster, ca):
+    command = command_of(language, CLIENTS)
+    mine = certificate(ca, f"{language}-client", san="DNS:client")
+    variables = {"DUEMQ_TLS_CA": mine.ca, "DUEMQ_TLS_CERT": mine.cert, "DUEMQ_TLS_KEY": mine.key}
+    done = run(command, tls_cluster.nameserver, f"clients-{language}", **variables)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"]
 
 
 @pytest.mark.toolchain

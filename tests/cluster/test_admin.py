@@ -69,7 +69,7 @@ def test_a_groups_progress(cluster: EmbeddedCluster) -> None:
             start_from="earliest",
             nameserver=cluster.nameserver,
         ) as consumer:
-            until(lambda: len(admin.describe_group(name).members) == 1)
+            until(lambda: sum(queue.topic == name for queue in consumer.queues) == 8)
             group = admin.describe_group(name)
             assert group.members[0].topics[name] == "a || b"
             assert len([q for q in group.members[0].queues if q[0] == name]) == 8

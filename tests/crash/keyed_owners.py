@@ -127,7 +127,7 @@ async def check_end(cluster: TimerCluster, owners: list[Owner]) -> None:
     """Each message is delivered once or never, as its owner was told; the ledger agrees."""
     stats = await cluster.settled()
     fates = {body: fate for owner in owners for body, fate in owner.fates.items()}
-    found, early = await cluster.delivered()
+    found, early = await cluster.all_delivered(stats)
     assert early == []
     wanted = Counter({body: 1 for body, fate in fates.items() if fate != GONE})
     assert found == wanted, (found - wanted, wanted - found)

@@ -14,6 +14,7 @@ from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.groups.progress import Activity, lags, state_of
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -84,7 +85,7 @@ def cut_after_a_checkpoint(kept: int) -> tuple[FaultyDisk, list[int]]:
     store = opened(disk)
     positions = send(store, "old", 0, 100)
     settle(store)
-    store.put_offsets("g", [(KEY, Progress(100, 5))])
+    offset_changes.put(store, "g", [(KEY, Progress(100, 5))])
     settle(store)
     ends = [store.queue("orders", 0).max_offset, store.queue(TIMER_TOPIC, 0).max_offset]
     save(store, disk)
@@ -138,7 +139,7 @@ def test_a_loss_is_found_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_was_committed_bounds_a_queue_that_got_nothing_since() -> None:
     disk, _ = cut_after_a_checkpoint(50)
     store = opened(disk)
-    store.put_offsets("g", [(KEY, Progress(100, 6))])
+    offset_changes.put(store, "g", [(KEY, Progress(100, 6))])
     settle(store)
     assert opened(_without_checkpoint(disk)).queue("orders", 0).next_offset == 100
 
@@ -223,7 +224,7 @@ def test_without_sync_a_power_cut_takes_the_end_only_and_hides_nothing_new(
     while store.log.write_group():  # acknowledged, and shown to all
         pass
     store.durable(store.log.written_position)
-    store.put_offsets("g", [(KEY, Progress(100, 5))])
+    offset_changes.put(store, "g", [(KEY, Progress(100, 5))])
     while store.log.write_group():
         pass
     ends = [store.queue("orders", 0).max_offset, store.queue(TIMER_TOPIC, 0).max_offset]

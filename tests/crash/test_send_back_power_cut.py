@@ -19,6 +19,7 @@ from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
@@ -74,20 +75,20 @@ def script(disk: Disk, consumer: Consumer) -> None:
     store = opened(disk)
     store.send(batch([b"%d" % number * 40 for number in range(MESSAGES)]), NOW_MS)
     settle(store)
-    store.put_group(GroupConfig(GROUP, POLICY))
+    group_changes.put(store, GroupConfig(GROUP, POLICY))
     settle(store)
     consumer.put = True
     consumer.send_back(store, 3, 4)
     save(store, disk)
     consumer.send_back(store, 6, dead_letter=True)
-    store.put_offsets(GROUP, [(KEY, COMMITTED)])
+    offset_changes.put(store, GROUP, [(KEY, COMMITTED)])
     settle(store)
     consumer.committed = True
     consumer.send_back(store, 9, 7)
     save(store, disk)
     consumer.send_back(store, 2, 10, dead_letter=True)
     consumer.reset = 1
-    store.reset_offsets(GROUP, [(KEY, 1)])
+    offset_changes.reset(store, GROUP, [(KEY, 1)])
     settle(store)
     consumer.reset = 2
     save(store, disk)

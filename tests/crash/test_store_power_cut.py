@@ -16,6 +16,7 @@ from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.batch import IncomingBatch
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -88,7 +89,7 @@ def script(disk: Disk, client: Client) -> Iterator[None]:
         client.send(store, "orders", size)
         client.send(store, "orders", size, timed=True)
         client.settle(store)
-    store.put_offsets("g", [(GroupQueue("g", "orders", 0), Progress(2, 9))])
+    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(2, 9))])
     client.settle(store)
     client.committed = 2
     client.send(store, "bills", 900)

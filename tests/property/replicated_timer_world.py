@@ -13,10 +13,10 @@ from duemq_server.replication.protocol.epochs import common_end
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from duemq_server.timer_service.disk import snapshot
-from duemq_server.timer_service.disk.arriving import Arriving
 from duemq_server.timer_service.disk.bounded_log import BoundedLog
 from duemq_server.timer_service.disk.data_directory import DataDirectory
+from duemq_server.timer_service.disk.snapshots import snapshot
+from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import SourceId

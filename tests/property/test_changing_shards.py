@@ -17,6 +17,7 @@ from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.timer_claims import NOT_KNOWN, Service
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import timer_queue_changes
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.timer_service.disk import place
@@ -81,7 +82,7 @@ class OneShard:
         service = Service(
             producer_id, f"t{self.number}", self.number, self.place.shards, key_shards, empty
         )
-        decision, _ = store.claim_timer_queues(service, wanted, NOW_MS, ends)
+        decision, _ = timer_queue_changes.claim(store, service, wanted, NOW_MS, ends)
         settle(store)  # an answer is durable
         self.place.learn(store.timer_owners.key_shards)
         self.begins |= {

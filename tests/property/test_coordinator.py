@@ -22,9 +22,10 @@ from hypothesis.stateful import (
 from duemq.errors import FencedMember
 from duemq.protocol.balance import AVERAGE, STICKY, MessageQueue, allocate, average
 from duemq.protocol.pieces import Pieces, finish
-from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
+from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
+from tests.unit.broker.groups.stepping import Step, SteppingCoordinator
 
 TIMEOUT_MS = 10_000
 GROUP = "g"
@@ -60,7 +61,7 @@ class Member:
     dead: bool = False
 
 
-class Interrupted(Coordinator):
+class Interrupted(SteppingCoordinator):
     """Between the pieces of a rebalance it is saved, read, and sent heartbeats."""
 
     def __init__(self, broker: str, history: "GroupHistory", **options: int) -> None:

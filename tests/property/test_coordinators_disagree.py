@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from duemq.errors import FencedMember, NotCoordinator, NotReady
 from duemq.protocol.balance import MessageQueue, allocate, average
 from duemq.protocol.balance import coordinator as coordinator_of
-from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
+from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
+from tests.unit.broker.groups.stepping import Step, SteppingCoordinator
 
 TIMEOUT_MS = 10_000
 GROUP = "g"
@@ -53,7 +54,9 @@ class Disagreement(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = 1_700_000_000_000
-        self.brokers = {name: Coordinator(name, session_timeout_ms=TIMEOUT_MS) for name in BROKERS}
+        self.brokers = {
+            name: SteppingCoordinator(name, session_timeout_ms=TIMEOUT_MS) for name in BROKERS
+        }
         self.members = [Member(f"m{number}") for number in range(3)]
         self.fences: dict[MessageQueue, int] = {}
         self.given: dict[tuple[int, MessageQueue], str] = {}

@@ -12,6 +12,7 @@ from duemq.v1 import message_pb2
 from duemq_server.broker.reading import lookup
 from duemq_server.broker.reading.lookup import LookupStart
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -115,7 +116,7 @@ class KeyIndexModel(RuleBasedStateMachine):
         queue = self.store.queue(TOPIC, queue_id)
         offset = queue.min_offset + int(share * (queue.max_offset - queue.min_offset))
         left = [each for each in self.there()[queue_id] if each.offset >= offset]
-        self.store.purge(TOPIC, {queue_id: offset})
+        offset_changes.purge(self.store, TOPIC, {queue_id: offset})
         settle(self.store)
         if killed:
             self.kill()

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from opentelemetry.trace import Status, StatusCode
 
 from duemq.telemetry.light_spans import ProcessRows
+from duemq.tracing.attributes import BroadcastId
 from duemq.tracing.process_frames import Call, ProcessFrame
 from tests.property.test_send_columns import RESOURCE, check_any_part, unhurried
 
@@ -16,7 +17,7 @@ calls = st.builds(
     st.sampled_from(["broker-0", "broker-1"]),
     st.integers(0, 300),
     st.sampled_from(["", "billing", "mail"]),
-    st.sampled_from(["", "member-1"]),
+    st.sampled_from(["", "member-1", BroadcastId("member-1")]),
     st.just(START_NS) | st.integers(2**62, 2**62 + 5),
     st.integers(2**62 + 5, 2**63 - 1),
 )

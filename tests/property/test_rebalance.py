@@ -19,9 +19,9 @@ from duemq.protocol.balance import (
     allocate,
     strategy_named,
 )
-from duemq_server.broker.groups.coordinator import Coordinator, Step
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
+from tests.unit.broker.groups.stepping import Step, SteppingCoordinator
 
 T0 = 1_700_000_000_000
 TIMEOUT_MS = 10_000
@@ -49,8 +49,8 @@ class Group:
         self._random = Random(seed)
         self._coordinator = self._new_coordinator()
 
-    def _new_coordinator(self) -> Coordinator:
-        made = Coordinator("b0", session_timeout_ms=TIMEOUT_MS)
+    def _new_coordinator(self) -> SteppingCoordinator:
+        made = SteppingCoordinator("b0", session_timeout_ms=TIMEOUT_MS)
         made.routes_changed({"t": self.queues}, ["b0"], self.now_ms)
         return made
 

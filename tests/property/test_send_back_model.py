@@ -16,6 +16,7 @@ from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
@@ -109,26 +110,26 @@ class SendBackMachine(RuleBasedStateMachine):
         key, model = GroupQueue(group, topic, 0), self.models[group]
         known = model.progress.get(topic)
         fence = max(generation, known.generation if known else 0)
-        self.store.put_offsets(group, [(key, Progress(offset, fence))])
+        offset_changes.put(self.store, group, [(key, Progress(offset, fence))])
         model.move(topic, Progress(offset, fence))
 
     @rule(group=groups, topic=topics, offset=st.integers(0, MESSAGES))
     def reset(self, group: str, topic: str, offset: int) -> None:
         model = self.models[group]
         known = model.progress.get(topic)
-        self.store.reset_offsets(group, [(GroupQueue(group, topic, 0), offset)])
+        offset_changes.reset(self.store, group, [(GroupQueue(group, topic, 0), offset)])
         model.forget(topic)
         model.move(topic, Progress(offset, known.generation + 1 if known else 0))
 
     @rule(group=groups, retries_max=st.integers(0, 3))
     def put_group(self, group: str, retries_max: int) -> None:
-        self.store.put_group(GroupConfig(group, RetryPolicy(retries_max)))
+        group_changes.put(self.store, GroupConfig(group, RetryPolicy(retries_max)))
         self.models[group].retries_max = retries_max
 
     @rule(group=groups)
     def delete_group(self, group: str) -> None:
-        if self.store.knows_group(group):
-            self.store.delete_group(group)
+        if group_changes.knows(self.store, group):
+            group_changes.delete(self.store, group)
             self.models[group] = Model()
 
     @rule(topic=topics)

@@ -165,6 +165,30 @@ def test_a_link_to_the_parent_is_worth_no_bytes():
     assert [link["span_id"] for link in row["links"]] == [f"{9:016x}"]
 
 
+@pytest.mark.parametrize("name", ["file", attribute.TOPIC])
+def test_half_a_character_costs_neither_the_span_nor_those_beside_it(name):
+    # What Python makes of a file's name that is not UTF-8.
+    context = SpanContext(7, 8, False)
+    read = ReadableSpan("read a\udcff", context, attributes={name: "a\udcff", "raw": b"\xff"})
+    batch = spans.to_arrow(columns.encode([read]), SOURCE, 9, schema.SPANS)
+    (row,) = batch.to_pylist()
+    assert (row["name"], row["topic"]) == ("read a?", None)
+    assert dict(row["attributes"]) == {name: "a?", "raw": "b'\\xff'"}
+
+
+def test_what_an_application_s_spans_say_of_another_system_s_messages_is_not_taken_for_ours():
+    other = {attribute.SYSTEM: "kafka", attribute.TOPIC: "orders", attribute.OPERATION: "send"}
+    called = {attribute.SERVER_ADDRESS: "shop"}
+    own = {attribute.SYSTEM: "duemq", attribute.TOPIC: "orders", attribute.SERVER_ADDRESS: "b-0"}
+    given_spans = [
+        ReadableSpan("x", SpanContext(7, 8, False), attributes=each)
+        for each in (other, called, own)
+    ]
+    rows = spans.to_arrow(columns.encode(given_spans), SOURCE, 9, schema.SPANS).to_pylist()
+    assert [row["topic"] for row in rows] == [None, None, "orders"]
+    assert [dict(row["attributes"]) for row in rows] == [other, called, {}]
+
+
 @unhurried
 @given(st.lists(readable(), min_size=1, max_size=4), st.data())
 def test_damage_is_an_error_or_other_values_but_never_a_wrong_shape(given_spans, data):

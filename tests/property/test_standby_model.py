@@ -24,6 +24,7 @@ from duemq_server.broker.groups.send_back import Failure, SendBacks
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.records.timer_owners import ALIVE_MS
+from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
@@ -124,16 +125,16 @@ class StandbyMachine(RuleBasedStateMachine):
             GroupQueue(group, topic, 0),
             Progress(self.offset(topic), self.random.randint(0, 5)),
         )
-        self.leader.store.put_offsets(group, [change])
+        offset_changes.put(self.leader.store, group, [change])
 
     def reset(self) -> None:
         group, topic = self.group(), self.a_topic_that_is_there()
         key = GroupQueue(group, topic, 0)
-        self.leader.store.reset_offsets(group, [(key, self.offset(topic))])
+        offset_changes.reset(self.leader.store, group, [(key, self.offset(topic))])
 
     def purge(self) -> None:
         topic = self.a_topic_that_is_there()
-        self.leader.store.purge(topic, {0: self.offset(topic)})
+        offset_changes.purge(self.leader.store, topic, {0: self.offset(topic)})
 
     def send_back(self) -> None:
         group, topic, store = self.group(), self.a_topic_that_is_there(), self.leader.store
@@ -150,20 +151,20 @@ class StandbyMachine(RuleBasedStateMachine):
         if dead in self.leader.store.topics:
             queue = self.leader.store.queue(dead, 0)
             some = [each for each in range(queue.min_offset, queue.max_offset) if each % 3]
-            self.leader.store.mark_resent(group, 0, some)
+            offset_changes.mark_resent(self.leader.store, group, 0, some)
 
     def put_group(self) -> None:
         policy = RetryPolicy(self.random.randint(1, 3))
-        self.leader.store.put_group(GroupConfig(self.group(), policy))
+        group_changes.put(self.leader.store, GroupConfig(self.group(), policy))
 
     def delete_group(self) -> None:
         group = self.group()
-        if self.leader.store.knows_group(group):
-            self.leader.store.delete_group(group)
+        if group_changes.knows(self.leader.store, group):
+            group_changes.delete(self.leader.store, group)
 
     def put_membership(self) -> None:
         kept = self.random.choice((None, '{"generation": 1}', '{"generation": 2}'))
-        self.leader.store.put_membership(self.group(), kept)
+        group_changes.put_membership(self.leader.store, self.group(), kept)
 
     def claim(self) -> None:
         self.now_ms += ALIVE_MS
@@ -171,13 +172,13 @@ class StandbyMachine(RuleBasedStateMachine):
         queues = filter(service.has, self.random.choice(([0], [1], [0, 1])))
         ends = {queue: self.random.randrange(9) for queue in (0, 1)}
         with suppress(FencedTimer):
-            self.leader.store.claim_timer_queues(service, list(queues), self.now_ms, ends)
+            timer_queue_changes.claim(self.leader.store, service, list(queues), self.now_ms, ends)
 
     def release(self) -> None:
         self.now_ms += 2 * ALIVE_MS
         with suppress(InvalidArgument):
             service = self.random.choice(SERVICES)
-            self.leader.store.release_timer_queues(service.id, self.now_ms)
+            timer_queue_changes.release(self.leader.store, service.id, self.now_ms)
 
     def fire(self) -> None:
         service, topic = self.random.choice(SERVICES), self.a_topic_that_is_there()

@@ -24,6 +24,7 @@ from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import reader
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import Stored
@@ -264,7 +265,7 @@ class StoreMachine(RuleBasedStateMachine):
             offset = queue.min_offset + int((queue.max_offset - queue.min_offset) * share)
             change = (GroupQueue("g", topic, queue_id), Progress(offset, 3))
             try:
-                self.store.put_offsets("g", [change])
+                offset_changes.put(self.store, "g", [change])
             except (ReadOnly, Overloaded):
                 return
 

@@ -652,7 +652,7 @@ class World:
 
     def _busy(self) -> bool:
         dispatcher = self.scheduler.dispatcher
-        if self.scheduler.ledger.in_flight or dispatcher.waiting:
+        if self.scheduler.ledger.in_flight or dispatcher.due.waiting:
             # A lane may be waiting to try again.
             retries = (dispatcher.next_retry_ms(name, self.now_ms) for name in (BROKER, OTHER))
             retry_ms = min(retries, default=NEVER)

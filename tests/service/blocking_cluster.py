@@ -46,6 +46,8 @@ class FakeCluster:
         self.address = ""
         self.lost: list[nameserver_pb2.BrokerInstance] = []
         """Other brokers, of which the nameserver says that they are lost."""
+        self.before: list[nameserver_pb2.BrokerInstance] = []
+        """Further brokers, which are listed in front of it."""
         self.unavailable_calls = 0
         """So many calls fail before they do anything."""
         self.lost_answers = 0
@@ -110,7 +112,7 @@ class FakeCluster:
 
     def GetCluster(self, request, context):
         broker = nameserver_pb2.BrokerInstance(name=self.broker, address=self.address)
-        return nameserver_pb2.Cluster(brokers=[broker])
+        return nameserver_pb2.Cluster(brokers=[*self.before, broker])
 
     def CreateTopic(self, request, context):
         self.topics.setdefault(request.topic.name, [FakeQueue([]), FakeQueue([])])

@@ -38,10 +38,12 @@ class SmallDisk(RealDisk):
         self.may_install.set()
 
     def open(self, path: str, *, create: bool = False):
-        return _SmallFile(self, super().open(path, create=create))
+        return SmallFile(self, super().open(path, create=create))
 
 
-class _SmallFile:
+class SmallFile:
+    """One of its files."""
+
     def __init__(self, disk: SmallDisk, file) -> None:
         self._disk = disk
         self._file = file

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 import duemq
-from duemq.administering.groups import Groups
+from duemq.administering.offsets import Offsets
 from duemq.aio import Admin, PullConsumer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange
@@ -329,7 +329,7 @@ async def test_what_is_gone_after_the_dry_run_is_said_with_what_was_done(
     cluster, topic, admin, monkeypatch
 ) -> None:
     await consumed(cluster, topic, admin)
-    ask = Groups._ask_to_move
+    ask = Offsets._ask_to_move
 
     async def purged_first(self, brokers, method, absent, dry_run):
         if not dry_run:
@@ -338,7 +338,7 @@ async def test_what_is_gone_after_the_dry_run_is_said_with_what_was_done(
             await cluster.clients["b1"].admin.PurgeTopic(request)
         return await ask(self, brokers, method, absent, dry_run)
 
-    monkeypatch.setattr(Groups, "_ask_to_move", purged_first)
+    monkeypatch.setattr(Offsets, "_ask_to_move", purged_first)
     with pytest.raises(OffsetOutOfRange) as raised:
         await admin.reset_offsets(GROUP, topic, offset=1)
     assert raised.value.message.endswith("; all other queues were changed")

@@ -454,7 +454,7 @@ async def test_a_clean_stop_answers_those_who_wait(tmp_path: Path) -> None:
         await client.send(batch("orders", [b"a"]))
         waiting = asyncio.ensure_future(client.pull("orders", offset=1, wait_ms=WAIT_MS))
         await parked(broker, 1)
-        await broker.server.drain()
+        broker.server.drain()
         broker._pulls.close()
         assert not (await waiting).queues
 

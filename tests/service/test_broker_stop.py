@@ -8,8 +8,15 @@ from duemq.aio import PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Unavailable
 from duemq.transport import status
+from duemq.v1 import broker_pb2, error_pb2
 from duemq_server.broker import process
+from duemq_server.broker.edge.pull_stream import ParkedPull
+from duemq_server.broker.reading.pull import parse
+from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.errors import DiskFull
 from tests.service.running_broker import batch, running_broker, topic_name
 from tests.service.running_cluster import running_cluster, until
 
@@ -56,12 +63,43 @@ async def test_nothing_is_given_to_who_comes_meanwhile(tmp_path) -> None:
             await status.answer(call.read())
 
 
+async def test_nothing_is_given_to_who_waited_for_a_commit_meanwhile(tmp_path) -> None:
+    topic = topic_name()
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch(topic, [b"1"]))
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
+        parked = ParkedPull(pull=parse(asked), peer="p")  # its head is made
+        broker._pulls.close()
+        [answer] = await broker._pulls.answer(parked)
+        parked.give_place()
+        assert not answer.slices
+        assert "stopping" in str(status.from_proto(error_pb2.Error.FromString(answer.error)))
+        assert broker._activity.behind(broker.store.offsets.find) == []
+
+
 async def test_a_group_that_commits_nothing_is_not_waited_for_for_ever(tmp_path) -> None:
     topic = topic_name()
     async with running_broker(tmp_path, drain_timeout=0.05) as (broker, client):
         await client.send(batch(topic, [b"1"]))
-        broker.store.put_offsets("g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
         await client.pull(topic, group="g")
         async with asyncio.timeout(30):
             await broker._say_farewell()
         assert broker._activity.behind(broker.store.offsets.find) == [GroupQueue("g", topic, 0)]
+
+
+async def test_a_stop_that_cannot_say_that_it_was_clean_ends_with_a_checkpoint(
+    tmp_path, monkeypatch, caplog
+) -> None:
+    """As where a copy-on-write file system is full."""
+
+    def unlink(_: RealDisk, path: str) -> None:
+        raise DiskFull(f"remove {path}: no space")
+
+    async with running_broker(tmp_path, flush_mode="async") as (broker, client):
+        await client.send(batch(topic_name(), [b"1"]))
+        monkeypatch.setattr(RealDisk, "unlink", unlink)
+    assert broker.store.checkpoint_position == broker.store.log.end_position
+    assert "unclean" in caplog.text
+    assert (tmp_path / recovery.UNSYNCED).exists()

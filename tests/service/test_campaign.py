@@ -172,6 +172,18 @@ async def test_a_leader_that_is_started_anew_does_not_wait_for_its_own_lease(
     assert store.now_ms - store.began_ms < TIMES.lease_ms
 
 
+async def test_who_is_refused_looks_at_the_record_no_more_often_than_the_store_likes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who was removed is refused for ever; Kubernetes would be asked ten times a second."""
+    store = RenewedStore()
+    async with standing(monkeypatch, tmp_path, B, store) as it:
+        it.campaign.left(followed=False)
+        assert it.campaign._hurried_ms <= store.now_ms
+        it.campaign.left(followed=True)
+        assert it.campaign._hurried_ms > store.now_ms
+
+
 async def test_a_lease_that_a_slow_read_tells_of_is_not_older_than_its_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

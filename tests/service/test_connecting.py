@@ -10,14 +10,17 @@ import duemq
 from duemq import aio
 from duemq.errors import Closed, InvalidArgument, Unavailable
 from duemq.settings import ClientSettings, ProducerSettings
+from duemq.transport import cluster_client
 from duemq.transport.cluster_client import Client
+from duemq.transport.routing import diagnosis
+from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import broker_pb2, timer_pb2
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 from tests.service.fake_cluster import FakeCluster
 from tests.service.running_cluster import WAIT_S, until
 
-SOON = ClientSettings(connect_timeout_s=1.5)
+SOON = ClientSettings(connect_timeout_s=0.2)
 # Far more than a diagnosis takes: who waits for this has not found out.
 LONG = ClientSettings(connect_timeout_s=60.0)
 
@@ -47,24 +50,50 @@ async def cluster():
     await cluster.stop()
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    monkeypatch.setattr(diagnosis, "QUESTION_TIMEOUT_S", WAIT_S)
+
+
 async def refusal(address, settings=SOON):
     with pytest.raises((Unavailable, InvalidArgument)) as raised:
         await Client(address, settings).start()
     return raised.value
 
 
-async def test_nobody_listens():
+async def refusal_once_looked(address):
+    """The time to wait begins once what is at the address is known, however long that took."""
+    looked, asked, ready = asyncio.Event(), set(), RouteWatcher.ready
+
+    async def diagnose(at, tls):
+        if at in asked:  # so what was found the first time is kept
+            looked.set()
+        asked.add(at)
+        return await diagnosis.diagnose(at, tls)
+
+    async def ready_since(watcher, timeout_s):
+        async with asyncio.timeout(WAIT_S):
+            await looked.wait()
+        await ready(watcher, timeout_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_client, "diagnose", diagnose)
+        patch.setattr(RouteWatcher, "ready", ready_since)
+        return await refusal(address)
+
+
+async def test_nobody_listens(patient):
     with socket.socket() as held:  # bound, and deaf
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        error = await refusal(address)
+        error = await refusal_once_looked(address)
     assert isinstance(error, Unavailable)
     assert f"connection refused at {address}" in error.message
     assert "duemq up" in error.message
     assert (error.field, error.value) == ("nameserver", address)
 
 
-async def test_who_waits_for_long_says_early_for_what(caplog):
+async def test_who_waits_for_long_says_early_for_what(patient, caplog):
     """Once: it is the first thing that a program does, and nothing else would be heard of it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -120,11 +149,11 @@ async def test_of_two_that_start_a_client_one_may_give_up(cluster):
 
 
 async def test_no_such_host():
-    error = await refusal("no-such-host.invalid")
+    error = await refusal_once_looked("no-such-host.invalid")
     assert "no-such-host.invalid:9876" in error.message
 
 
-async def test_something_that_is_not_grpc():
+async def test_something_that_is_not_grpc(patient):
     connections = []
 
     async def http(reader, writer):
@@ -135,7 +164,7 @@ async def test_something_that_is_not_grpc():
 
     web = await asyncio.start_server(http, "127.0.0.1", 0)
     address = f"127.0.0.1:{web.sockets[0].getsockname()[1]}"
-    error = await refusal(address)
+    error = await refusal_once_looked(address)
     web.close()
     for each in connections:  # also those that said nothing
         each.close()
@@ -161,7 +190,7 @@ async def test_a_foreign_grpc_server_is_named_at_once(server):
     assert f"{server.address} is a gRPC server, but no nameserver" in error.message
 
 
-async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(server):
+async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(patient, server):
     cluster = FakeCluster()
     await cluster.start("a")
     await server.start(announced=False)
@@ -169,7 +198,7 @@ async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(server):
     await client.start()
     await client.close()
     await cluster.stop_nameserver()
-    error = await refusal([server.address, cluster.nameserver])
+    error = await refusal_once_looked([server.address, cluster.nameserver])
     assert "is a gRPC server" in error.message
     assert "connection refused" in error.message
     await cluster.stop()

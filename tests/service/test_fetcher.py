@@ -86,7 +86,7 @@ async def test_no_queue_is_given_more_than_its_window(cluster, topic, asked) -> 
         "g", [topic], callback, nameserver=cluster.nameserver, settings=settings
     )
     async with consumer:
-        await until(lambda: bool(asked))
+        await until(lambda: len(consumer.queues) == QUEUES and bool(asked))
         for first in range(0, 400, 10):
             numbers = range(first, first + 10)
             await cluster.send(

@@ -220,6 +220,8 @@ async def test_a_newcomer_that_does_not_fit_is_turned_out_when_a_former_member_c
         await first.hello(GROUP, "m1", topic)
         generation, _ = await first.assignment()
     await coordinator.cluster.stop_broker(HERE)
+    routes = coordinator.cluster.brokers[THERE]._routes.cache
+    await until(lambda: [each.name for each in routes.brokers] == [THERE])  # else it refers to HERE
     async with coordinator.joined(THERE) as newcomer, coordinator.joined(THERE) as former:
         await newcomer.hello(GROUP, "m0", topic, strategy="sticky")
         await newcomer.assignment()
@@ -591,7 +593,7 @@ async def test_a_log_that_had_replicas_keeps_its_groups(tmp_path) -> None:
         await cluster.create_topic("orders")
         store = cluster.brokers["b0"].store
         entry = epoch.encode(1, bytes(16), 1_700_000_000_000)
-        store.note_epoch(1, store.log.append(epoch.KIND, [entry])[0])
+        store.tables.epochs.note(1, store.log.append(epoch.KIND, [entry])[0])
         await cluster.stop_broker("b0")
         await cluster.start_broker("b0")
         member = Stream(call := cluster.clients["b0"].groups.Join())
@@ -672,10 +674,11 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
 
     counting = asyncio.create_task(count())
     told = Assignment("g", "m1", 7, queues, ("m1", "m2"))
-    written = await messages.assignment_event(told, routes, Slices())
+    written = await messages.assignment_event(told, routes, Slices(), {"t": 5})
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment
     assert tuple(map(messages.queue_of, assignment.queues)) == queues
     assert [each.name for each in assignment.brokers] == ["b0", "b1"]
     assert (assignment.generation, list(assignment.members)) == (7, ["m1", "m2"])
+    assert dict(assignment.reads_for_ms) == {"t": 5}

@@ -23,6 +23,7 @@ from duemq_server.broker.store.offsets import Offsets
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.disk import RealDisk
 from tests.service.running_broker import Client, batch, running_broker, topic_name
+from tests.service.running_cluster import until
 
 INT64_MAX = (1 << 63) - 1
 UINT64_MAX = (1 << 64) - 1
@@ -243,6 +244,7 @@ async def test_who_does_not_read_his_answers_holds_no_more_than_a_few(
 
     broker._pulls._read = counted  # type: ignore[method-assign]
     stream = asyncio.create_task(broker._pulls.stream(requests(), write))
+    await until(lambda: bool(made))
     for _ in range(1_000):
         await asyncio.sleep(0)
     assert len(made) == 1

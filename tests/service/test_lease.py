@@ -1,7 +1,7 @@
 """What a member claims when its lease is over: against a coordinator that is played here."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import grpc.aio
@@ -91,7 +91,9 @@ class Holder:
     def claim(self) -> frozenset[MessageQueue]:
         return self.held
 
-    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
+    def assigned(
+        self, generation: int, queues: frozenset[MessageQueue], reads_for_ms: Mapping[str, int]
+    ) -> None:
         self.held = queues
 
     async def fenced(self) -> None:

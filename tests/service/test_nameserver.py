@@ -9,6 +9,7 @@ import pytest
 
 from duemq import errors
 from duemq.transport import channel, status
+from duemq.transport.routing import route_watcher
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.stubs import NameserverStub
@@ -17,6 +18,7 @@ from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, Nameserver
 from duemq_server.nameserver.registry import Registry
 from duemq_server.nameserver.reports import BrokerReport, Version
 from duemq_server.nameserver.settings import Settings
+from duemq_server.serving import registration as registrations
 from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from tests.service.cut_link import link_to
@@ -260,7 +262,9 @@ async def test_a_stopping_nameserver_ends_its_watches(nameserver, stub):
     assert await stream.read() is grpc.aio.EOF
 
 
-async def test_a_registration_appears_changes_at_once_and_vanishes_at_once(nameserver):
+async def test_a_registration_appears_changes_at_once_and_vanishes_at_once(nameserver, monkeypatch):
+    # A goodbye that is given up is never said again.
+    monkeypatch.setattr(registrations, "DEREGISTER_TIMEOUT_S", WAIT_S)
     report = broker(topics=["t"])
     nameservers = [nameserver.address]
     async with watching(nameservers) as watcher:
@@ -353,7 +357,15 @@ def ended(registration):
     return str(error)
 
 
-async def test_a_name_that_another_store_has_is_refused_before_and_after_the_start(nameserver):
+@pytest.fixture
+def patient_check(monkeypatch):
+    """A nameserver that is slow to answer is not passed over."""
+    monkeypatch.setattr(registrations, "CHECK_TIMEOUT_S", WAIT_S)
+
+
+async def test_a_name_that_another_store_has_is_refused_before_and_after_the_start(
+    nameserver, patient_check
+):
     nameservers = [nameserver.address]
     async with registered(lambda: of_store(1), nameservers):
         await until(lambda: nameserver.registry.brokers)
@@ -378,7 +390,9 @@ async def test_a_nameserver_that_says_nothing_does_not_keep_a_start_from_its_nam
         await Registration([silent, nameserver.address], 0.2, 1, broker).check_free()
 
 
-async def test_a_name_whose_holder_claims_an_absurd_start_is_refused_alike(nameserver, stub):
+async def test_a_name_whose_holder_claims_an_absurd_start_is_refused_alike(
+    nameserver, stub, patient_check
+):
     await stub.Register(register(of_store(1), epoch=(1 << 64) - 1))
     with pytest.raises(errors.InvalidArgument, match=f"started {(1 << 64) - 1} ms"):
         await Registration([nameserver.address], 0.2, 2, lambda: of_store(2)).check_free()
@@ -516,7 +530,9 @@ async def test_a_nameserver_that_is_cut_off_from_a_broker_hides_it_from_nobody()
         assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
 
 
-async def test_the_first_answer_waits_for_the_other_nameserver_but_not_for_a_silent_one():
+async def test_the_first_answer_waits_for_the_other_nameserver_but_not_for_a_silent_one(
+    monkeypatch,
+):
     """A process that decides on what it hears first shall hear of everybody."""
     async with (
         running() as one,
@@ -526,7 +542,12 @@ async def test_the_first_answer_waits_for_the_other_nameserver_but_not_for_a_sil
     ):
         await until(lambda: one.registry.brokers and two.registry.brokers)
         with silent_server() as silent:
-            for nameservers in ([one.address, two.address], [silent, one.address, two.address]):
+            for nameservers, settle_s in (
+                ([one.address, two.address], WAIT_S),
+                # Before a silent one counts as dead.
+                ([silent, one.address, two.address], route_watcher.FIRST_UPDATE_TIMEOUT_S / 2),
+            ):
+                monkeypatch.setattr(route_watcher, "SETTLE_S", settle_s)
                 async with watching(nameservers) as watcher:
                     await watcher.ready(WAIT_S)
                     assert [each.name for each in watcher.cache.brokers] == ["a", "c"]

@@ -1,5 +1,7 @@
 """What an application's own OpenTelemetry providers get of its messages."""
 
+from dataclasses import replace
+
 import pytest
 from opentelemetry import baggage, context
 from opentelemetry.sdk.metrics import MeterProvider
@@ -197,3 +199,21 @@ async def test_spans_name_the_server_and_what_was_raised(cluster, exporter):
     assert event.name == "exception"
     assert event.attributes["exception.type"] == "ValueError"
     assert event.attributes["exception.message"] == "no such order"
+
+
+async def test_a_call_says_whether_each_member_gets_everything(cluster, exporter, tmp_path):
+    got = []
+    settings = replace(SETTINGS, offsets_dir=str(tmp_path / "offsets"))
+    await send(cluster, b"m")
+    for broadcast in (True, False):
+        async with aio.PushConsumer(
+            "billing",
+            cluster.made,
+            got.append,
+            broadcast=broadcast,
+            nameserver=cluster.nameserver,
+            settings=settings,
+        ):
+            await until(lambda many=2 - broadcast: len(got) == many)
+    calls = [span for span in exporter.get_finished_spans() if span.name.startswith("process")]
+    assert [call.attributes.get("duemq.broadcast") for call in calls] == [True, None]

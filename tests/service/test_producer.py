@@ -551,7 +551,8 @@ async def test_closing_while_a_topic_is_made_is_an_error_and_no_cancellation(mon
     monkeypatch.setattr(FakeBroker, "CreateTopic", slow)
     cluster = FakeCluster()
     await cluster.start("a")
-    producer = aio.Producer(cluster.nameserver, settings=QUICK)
+    settings = ProducerSettings(close_timeout_s=0.3)
+    producer = aio.Producer(cluster.nameserver, settings=settings)
     await producer.start()
     sending = asyncio.create_task(producer.send("new", b"x"))
     await asyncio.wait_for(asked.wait(), WAIT_S)
@@ -625,14 +626,13 @@ async def test_a_deleted_topic_is_looked_up_again(cluster, producer):
     assert (await producer.send("t", b"z")).broker == "a"
 
 
-async def test_a_topic_whose_end_was_heard_of_is_made_anew(cluster):
-    async with aio.Producer(cluster.nameserver, settings=QUICK) as producer:
-        await producer.send("t", b"x")
-        del cluster.brokers["a"].topics["t"]
-        cluster.push()
-        await cluster_forgets(producer, "t")
-        assert (await producer.send("t", b"y")).offset == 0
-        assert "t" in cluster.brokers["a"].topics
+async def test_a_topic_whose_end_was_heard_of_is_made_anew(cluster, producer):
+    await producer.send("t", b"x")
+    del cluster.brokers["a"].topics["t"]
+    cluster.push()
+    await cluster_forgets(producer, "t")
+    assert (await producer.send("t", b"y")).offset == 0
+    assert "t" in cluster.brokers["a"].topics
 
 
 async def cluster_forgets(producer, topic):

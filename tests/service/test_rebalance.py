@@ -6,7 +6,9 @@ from collections import Counter
 import pytest
 
 from duemq.aio import PushConsumer
+from duemq.consumer import push
 from duemq.consumer.fetching.offset_client import OffsetClient
+from duemq.consumer.group import membership
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import FencedMember, InvalidArgument
 from duemq.protocol import balance
@@ -90,6 +92,9 @@ async def group(cluster: Cluster, topic: str, monkeypatch):
         return answers
 
     monkeypatch.setattr(OffsetClient, "acquire", counted)
+    # A goodbye that is given up is never said again.
+    monkeypatch.setattr(membership, "LEAVE_TIMEOUT_S", PATIENT_S)
+    monkeypatch.setattr(push, "LEAVE_TIMEOUT_S", PATIENT_S)
     yield made
     await made.close()
 

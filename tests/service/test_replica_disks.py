@@ -1,15 +1,19 @@
 """One trouble at a time with the disks of replicas: full, short of space, failed."""
 
 import asyncio
+import threading
 
 import pytest
 
 from duemq.errors import Internal
 from duemq_server.replication import disk_id
+from duemq_server.replication.running import process
+from duemq_server.replication.running.leading import term
 from duemq_server.replication.running.leading.term import FULL_MS, Leading
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
+from tests.service.replica_group import LinesService, SmallFile
 from tests.service.replica_network import LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
@@ -95,6 +99,78 @@ async def test_a_leader_whose_disk_is_full_lets_another_one_lead(running):
         await until(lambda: leader.lines == [b"one", b"two"])
 
 
+@pytest.fixture
+def stall(monkeypatch):
+    """Has a member's disk end no sync until what it answers is set."""
+
+    def begin(member):
+        goes_on = threading.Event()
+
+        def fdatasync(file):
+            if file._disk is member.disk:
+                goes_on.wait(120)
+            file._file.fdatasync()
+
+        monkeypatch.setattr(SmallFile, "fdatasync", fdatasync, raising=False)
+        return goes_on
+
+    return begin
+
+
+async def written_only(member):
+    """What is on its way to the disk by now."""
+    log = member.replica.state.log
+    waits = asyncio.create_task(member.term.write(b"one"))
+    await until(lambda: log.durable_position < log.written_position == log.end_position)
+    return waits
+
+
+async def test_a_leader_that_stops_while_its_disk_stalls_lets_another_one_lead(
+    running, stall, monkeypatch
+):
+    """It cannot hand over, and cannot end before its last sync does."""
+    monkeypatch.setattr(process, "HAND_OVER_S", 0.2)
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        goes_on = stall(leader)
+        waits = await written_only(leader)
+        stopping = asyncio.create_task(leader.stop())
+        await until(lambda: any(each.term is not None for each in others_of(group, leader)))
+        assert not stopping.done()
+        goes_on.set()
+        await stopping
+        waits.cancel()
+        await group.write(b"two")
+
+
+async def test_a_leader_whose_disk_stalls_lets_another_one_lead(running, stall, monkeypatch):
+    monkeypatch.setattr(term, "STALL_MS", 300)
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        goes_on = stall(leader)
+        waits = await written_only(leader)
+        await until(lambda: any(each.term is not None for each in others_of(group, leader)))
+        assert not goes_on.is_set()
+        goes_on.set()
+        waits.cancel()
+        await group.write(b"two")
+        await until(lambda: leader.lines == [b"one", b"two"])
+
+
+async def test_where_no_other_disk_goes_on_a_leader_whose_disk_stalls_leads_on(
+    running, stall, monkeypatch
+):
+    monkeypatch.setattr(term, "STALL_MS", 0)
+    async with running(1) as (_, _, leader):
+        goes_on = stall(leader)
+        waits = await written_only(leader)
+        looked = []
+        look = leader.replica.leading._show
+        monkeypatch.setattr(leader.replica.leading, "_show", lambda: looked.append(look()))
+        await until(lambda: len(looked) > 3)
+        assert leader.term is not None
+        goes_on.set()
+        await waits
+
+
 async def test_who_survives_with_a_full_disk_leads_when_there_is_space(running):
     async with running(2) as (group, _, leader):
         [survivor] = others_of(group, leader)
@@ -142,18 +218,23 @@ async def test_a_leader_that_is_started_anew_with_a_full_disk_lets_another_one_l
         await until(lambda: leader.lines == [b"one", b"two"])
 
 
-async def test_who_has_no_space_any_more_when_it_has_won_does_not_end(running, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "method"), [(Leading, "start"), (LinesService, "lead")], ids=["epoch", "tables"]
+)
+async def test_who_has_no_space_any_more_when_it_has_won_does_not_end(
+    running, monkeypatch, owner, method
+):
     async with running(2) as (group, _, leader):
         await leader.term.write(b"one")
-        start, refused = Leading.start, []
+        do, refused = getattr(owner, method), []
 
-        def full_once(leading):
+        def full_once(owned, *arguments):
             if not refused:
-                refused.append(leading.leader.epoch)
-                raise DiskFull("log: no space left")
-            start(leading)
+                refused.append(owned)
+                raise DiskFull("no space left")
+            return do(owned, *arguments)
 
-        monkeypatch.setattr(Leading, "start", full_once)
+        monkeypatch.setattr(owner, method, full_once)
         await leader.kill()
         leader.start()
         await group.write(b"two")

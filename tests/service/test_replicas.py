@@ -11,8 +11,11 @@ from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.record import MemberChange
 from duemq_server.replication.running import process
 from duemq_server.replication.running.leading import members
+from duemq_server.replication.running.process import Replica
+from duemq_server.serving.process import live
+from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from tests.service.replica_group import KIND, Group, Lines
+from tests.service.replica_group import KIND, Group, Lines, LinesService, LinesTerm
 from tests.service.running_cluster import until
 
 
@@ -295,7 +298,7 @@ async def test_while_the_store_is_away_members_and_the_leader_stay(group, tmp_pa
     with pytest.raises(Timeout, match=f"whether {gone} is a member"):
         await waiting
     await until(lambda: "cannot be read" in leader.replica.operators.status().reason)
-    await leader.term.write(b"one")
+    await lines.write(b"one")
     os.rename(tmp_path / "away", tmp_path / "leases")
     await until(lambda: not leader.replica.operators.status().reason)
     await leader.replica.operators.change_members(asked, confirmed=True)
@@ -360,3 +363,62 @@ async def test_a_leader_that_nobody_follows_stops_soon(group, monkeypatch, caplo
     monkeypatch.setattr(process, "HAND_OVER_S", 3_600.0)
     await leader.stop()
     assert "nobody follows" in caplog.text
+
+
+async def test_who_wins_while_too_much_waits_for_its_disk_begins_anew(group, monkeypatch):
+    """What a leader sent may be more than a timer shard's log takes of its own."""
+    append, refused = ReplicaLog.append, []
+
+    def append_later(log, *entry):
+        if not refused:
+            refused.append(log)
+            raise LogFull("8 MiB wait for the disk, at most 4 may")
+        return append(log, *entry)
+
+    monkeypatch.setattr(ReplicaLog, "append", append_later)
+    leader = await group(1).in_sync(1)
+    assert refused
+    await leader.term.write(b"one")
+
+
+async def test_who_waits_for_the_others_to_found_a_group_says_so(group):
+    lines = group(3, started=False)
+    for name in "ac":
+        lines.members[name].start()
+    for name in "ac":
+        await until(lambda name=name: lines.members[name].reason.endswith("it waits for b"))
+    lines.members["b"].start()
+    await lines.in_sync(3)
+
+
+async def test_who_begins_its_term_tells_clients_to_ask_again(group, monkeypatch):
+    """Its services may not be there yet: a call would be UNIMPLEMENTED, for good."""
+    may_start = asyncio.Event()
+    start = LinesTerm.start
+
+    async def slow_start(term):
+        await may_start.wait()
+        await start(term)
+
+    monkeypatch.setattr(LinesTerm, "start", slow_start)
+    lines = group(1)
+    (member,) = lines.members.values()
+    await until(lambda: member.replica is not None and member.service.term is not None)
+    assert isinstance(member.replica.refusal(), Unavailable)
+    may_start.set()
+    await until(lambda: member.replica.refusal() is None)
+
+
+async def test_a_term_that_did_not_begin_is_not_stopped(group, monkeypatch):
+    """What that would end is not there: it would hide why it did not begin."""
+
+    async def no_start(_):
+        raise InvalidArgument("another one has the name")
+
+    monkeypatch.setattr(LinesTerm, "start", no_start)
+    (member,) = group(1, started=False).members.values()
+    replica = Replica(member.settings, LinesService(member.directory, member.disk))
+    with pytest.raises(InvalidArgument, match="has the name"):
+        await live(replica, asyncio.Event())
+    term = replica.service.term
+    assert (term.quiet, term.handed_over) == (False, None)

@@ -69,7 +69,7 @@ async def test_while_the_api_server_is_away_a_group_that_is_whole_goes_on(lines,
     refused = server.calls.total()
     await until(lambda: server.calls.total() >= refused + 5)
     for number in range(10):
-        await leader.term.write(b"%d" % number)
+        await lines.write(b"%d" % number)
     (other,) = [each for each in lines.members.values() if each is not leader]
     await until(lambda: len(other.lines) == 10)
     assert (await lines.leader()) is leader

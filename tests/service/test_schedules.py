@@ -169,7 +169,7 @@ async def test_a_restart_goes_on(cluster: Cluster, tmp_path: Path) -> None:
         await admin.put_schedule("s", topic=TOPIC, every="1s", catch_up="all")
         await admin.put_schedule("paused", topic=TOPIC, every="1s")
         await admin.pause_schedule("paused")
-    async with running_shard(cluster, tmp_path), aio.Admin(cluster.nameserver) as admin:
+    async with running_shard(cluster, tmp_path) as shard, aio.Admin(cluster.nameserver) as admin:
 
         async def came() -> bool:
             return len(await records(cluster)) >= 3
@@ -177,5 +177,6 @@ async def test_a_restart_goes_on(cluster: Cluster, tmp_path: Path) -> None:
         await until(came)
         assert (await admin.schedule("paused")).paused
         await admin.pause_schedule("s")
+        await shard.until(lambda stats: not stats.in_flight)
         times = sorted(each.due_ms for each in await records(cluster))
         assert times == list(range(times[0], times[-1] + 1, 1_000))

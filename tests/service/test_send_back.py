@@ -23,6 +23,7 @@ from duemq.v1 import admin_pb2, broker_pb2, error_pb2, message_pb2
 from duemq_server.broker.edge import send_back_requests
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import reader
+from duemq_server.broker.store.changes import group_changes
 from duemq_server.storage import record
 from tests.service.played_timer import fire, records_in, timed_frames
 from tests.service.running_broker import Client, batch, records_of, running_broker, topic_name
@@ -414,7 +415,7 @@ async def test_a_group_must_be_put_where_that_is_the_rule(tmp_path: Path) -> Non
                 await call()
             assert (caught.value.field, caught.value.value) == ("group", GROUP)
         assert broker.store.offsets.groups() == []
-        broker.store.put_group(broker.store.groups.effective(GROUP))
+        group_changes.put(broker.store, broker.store.groups.effective(GROUP))
         for call in calls:
             await call()
         # The timer service's own group is always there.

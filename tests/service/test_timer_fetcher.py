@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,7 +38,8 @@ class Played:
         self.asked: list[int] = []
         """The `linger_ms` of each fetch."""
         self.all_asked = asyncio.Event()
-        self.directory = self.scheduler = self.numbers = self
+        self.directory = self.scheduler = self.numbers = self.log_loop = self.log = self
+        self.end_position = 1
         self.producer_id = 7
 
     def source(self, source: SourceId) -> None:
@@ -61,6 +63,11 @@ class Played:
             next_offset=request.offset + 1,
             max_offset=request.offset + 1,
         )
+
+    async def durable(self, position: int) -> None:
+        """What was fetched is on no disk yet."""
+        self.all_asked.set()
+        await asyncio.Event().wait()
 
     async def ingest(self, *arguments: object) -> Ingested:
         return Ingested(1, self._first_due_ms)
@@ -111,3 +118,13 @@ async def test_a_broker_that_does_not_linger_is_not_asked_at_once(slept: list[fl
 async def test_what_is_due_at_once_is_no_reason_to_pause(slept: list[float]) -> None:
     assert await fetched(Came(1, LATER), Came(1, SOON)) == [0, LINGER_MS, LINGER_MS]
     assert slept == [timer_fetcher.PAUSE_S] * 2
+
+
+@pytest.mark.parametrize(("topic", "untraced"), [("orders", True), ("%RETRY%g", False)])
+async def test_what_has_no_span_is_not_waited_for_where_others_are_traced(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch, topic: str, untraced: bool
+) -> None:
+    frame = SimpleNamespace(frame=SimpleNamespace(target_topic=topic, untraced=untraced))
+    monkeypatch.setattr(timer_fetcher.spans, "enabled", lambda: True)
+    monkeypatch.setattr(timer_fetcher.intake, "frames_in", lambda data: [frame])
+    assert await fetched(Came(1, LATER), Came(1, LATER)) == [0, LINGER_MS, LINGER_MS]

@@ -168,19 +168,27 @@ async def test_a_shard_that_comes_back_elsewhere_gets_the_same_request(cluster, 
     assert len(ids) == 1
 
 
+async def given_up(producer, key):
+    """What a message says whose time was over after its shard was looked for."""
+    while True:  # a slow machine may give it up before
+        with pytest.raises(Timeout) as raised:
+            await producer.send(TOPIC, b"1", timer_key=key, delay=5)
+        if "what was asked before" not in str(raised.value):
+            return str(raised.value)
+
+
 async def test_at_its_deadline_a_message_is_given_up_and_says_what_is_known(cluster):
     async with aio.Producer(cluster.nameserver) as producer:
         await producer.ready(TOPIC)
         producer.intake._keyed._timeout_s = 0.3
-        shard_of(cluster, "k").gate.clear()
-        with pytest.raises(Timeout, match="whether the message is stored is unknown"):
-            await producer.send(TOPIC, b"1", timer_key="k", delay=5)
+        waiting = shard_of(cluster, "k")
+        waiting.gate.clear()
+        assert "whether the message is stored is unknown" in await given_up(producer, "k")
         cluster.hide_timers()
         await producer._client.wait_for(lambda routes: not routes.timers, WAIT_S)
-        with pytest.raises(Timeout, match=r"not sent within 0\.3 s: no timer shard"):
-            await producer.send(TOPIC, b"1", timer_key="l", delay=5)
+        assert "not sent within 0.3 s: no timer shard" in await given_up(producer, "l")
         assert producer.outbox.used_bytes == 0
-        shard_of(cluster, "k").gate.set()
+        waiting.gate.set()
 
 
 async def test_without_any_timer_shard(cluster):

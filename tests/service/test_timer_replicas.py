@@ -22,9 +22,9 @@ from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.process import BeginAnew
 from duemq_server.storage.disk import RealDisk
-from duemq_server.timer_service.disk import snapshot
-from duemq_server.timer_service.disk.arriving import Arriving
 from duemq_server.timer_service.disk.data_directory import load_checkpoint
+from duemq_server.timer_service.disk.snapshots import snapshot
+from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.process import TimerService
@@ -135,13 +135,13 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         heads = {name: await snapshot_head(leader, name) for name in ("x", "")}
         assert heads["x"].startswith(snapshot.MAGIC)
         assert heads[""][4:].startswith(snapshot.MAGIC)  # as who names nobody can read it
-        epochs = cluster.brokers["b0"].store.timer_owners._epochs
-        assert [*epochs.values()] == [leads.epoch]
+        claimants = cluster.brokers["b0"].store.timer_owners._claimants
+        assert [each.epoch for each in claimants.values()] == [leads.epoch]
 
         assert (await leader.replica.operators.hand_over(other.name)).leader == other.name
         leader = await group.leader()
         assert leader is other
-        await until(lambda: [*epochs.values()] == [leads.epoch + 1])
+        await until(lambda: [each.epoch for each in claimants.values()] == [leads.epoch + 1])
         await until(lambda: leader.replica.campaign.role == "leader")
         ledger = leader.term.shard.scheduler.ledger
         assert (ledger.accepted, ledger.pending) == (120, 60)

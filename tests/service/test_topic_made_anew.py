@@ -18,6 +18,7 @@ from duemq_analytics.options import Options
 from duemq_analytics.source import plan
 from duemq_analytics.source.client import QueueClient
 from duemq_server.broker.reading import time_search
+from duemq_server.broker.store.changes import offset_changes
 from tests.service.running_broker import Client, topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -144,7 +145,8 @@ async def test_an_admin_whose_answer_was_lost_spares_what_was_made_anew_since(
     """A repetition is for the topic that was meant, and not for whichever has its name by then."""
     await fill(cluster, topic, 2, "old")
     store = cluster.brokers["b0"].store
-    done = {"delete": store.delete_topic, "purge": store.purge}[verb]
+    owner, name = {"delete": (store, "delete_topic"), "purge": (offset_changes, "purge")}[verb]
+    done = getattr(owner, name)
 
     def lose(*arguments: object) -> None:
         monkeypatch.undo()
@@ -154,7 +156,7 @@ async def test_an_admin_whose_answer_was_lost_spares_what_was_made_anew_since(
         store.create_topic(topic, QUEUES)
         raise Unavailable("the answer is lost")
 
-    monkeypatch.setattr(store, done.__name__, lose)
+    monkeypatch.setattr(owner, name, lose)
     async with Admin(cluster.nameserver) as admin:
         await (admin.delete_topic(topic) if verb == "delete" else admin.purge_topic(topic))
         found = await admin.describe_topic(topic)

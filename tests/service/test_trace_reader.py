@@ -36,7 +36,7 @@ def test_the_queues_are_those_of_the_nameservers_that_answer(cluster):
     assert planned(ORDERS, DEAD, cluster.address) == expected
     with pytest.raises(TopicNotFound, match="'nowhere' does not exist"):
         planned(Options("nowhere"), cluster.address)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match=f"connection refused at {DEAD}: is it started"):
         planned(ORDERS, DEAD)
 
 

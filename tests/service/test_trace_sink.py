@@ -1,10 +1,13 @@
 """Trace batches on their way to a broker that misbehaves."""
 
+from contextlib import closing
+
 import pytest
 
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.telemetry.sink import TraceSink
+from duemq.v1 import nameserver_pb2
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
 
 TIMEOUT_S = 20.0
@@ -48,6 +51,15 @@ def test_the_topic_is_made_where_it_is_missing(cluster, sink):
     assert stored(cluster) == [b"x"]
 
 
+def test_a_broker_that_cannot_make_the_topic_keeps_no_other_from_it(cluster):
+    del cluster.topics[TRACE_TOPIC]
+    gone = nameserver_pb2.BrokerInstance(name="broker-1", address="127.0.0.1:1")
+    cluster.before = [gone]
+    with closing(TraceSink(cluster.address, TRACE_TOPIC, timeout_s=5)) as sink:
+        sink.send(b"x")
+    assert stored(cluster) == [b"x"]
+
+
 def test_a_batch_whose_answer_is_lost_is_stored_once(cluster, sink):
     cluster.lost_answers = 2
     for body in bodies(5):
@@ -78,6 +90,16 @@ def test_what_is_refused_for_good_is_raised_at_once_and_the_next_batch_goes_on(c
     sink.send(b"d")
     assert stored(cluster) == [b"a", b"c", b"d"]
     assert {batch.producer_epoch for batch in cluster.batches} == {0, 1}
+
+
+def test_a_broker_that_comes_back_at_another_address_takes_nothing_for_a_repeat(cluster, sink):
+    for body in bodies(4):
+        sink.send(body)
+    cluster.address = cluster.address.replace("127.0.0.1", "localhost")
+    sink._lanes = []  # as after ROUTE_AGE_S_MAX
+    for body in bodies(8)[4:]:
+        sink.send(body)
+    assert stored(cluster) == bodies(8)
 
 
 def test_when_nobody_is_there_the_time_is_bounded():

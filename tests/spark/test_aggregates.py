@@ -15,7 +15,7 @@ from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_table import Batch, File
 from duemq_analytics.source import schema
-from tests.spark.test_jobs import T0_MS, frame, process, send, span
+from tests.spark.test_jobs import T0_MS, frame, heard, process, send, span
 
 pytestmark = pytest.mark.spark
 
@@ -317,6 +317,23 @@ def test_examples_are_those_that_plain_python_finds(spark, spans, monkeypatch, t
         else:
             times = [row["sent_ts"] for row in rows]
             assert times == sorted(times, reverse=True)
+
+
+def test_members_that_get_everything_do_nothing_twice_unless_one_of_them_does(spark):
+    rows = [send("m", 0), *(heard("m", at, name) for at, name in ((5, "one"), (7, "two")))]
+    rows += [send("n", 9), *(heard("n", at, name) for at, name in ((10, "one"), (11, "one")))]
+    messages = measures.messages(frame(spark, *rows)).cache()
+    (delivered,) = measures.deliveries(messages).toArrow().to_pylist()
+    assert (delivered["messages"], delivered["unreceived"], delivered["twice"]) == (2, 0, 1)
+    (way,) = measures.end_to_end(messages).toArrow().to_pylist()
+    assert (way["spans"], way["messages"], way["repeated"], way["max_us"]) == (4, 3, 1, 7_000)
+
+
+def test_what_was_rescheduled_is_late_by_the_time_that_it_was_due_in_the_end(spark):
+    due = T0_MS + 100
+    rows = [send("m", 0, due_ms=due), process("m", MINUTE_MS + 103, due_ms=due + MINUTE_MS)]
+    (row,) = measures.examples(measures.messages(frame(spark, *rows))).toArrow().to_pylist()
+    assert (row["kind"], row["us"]) == ("latest", 3_000)
 
 
 @pytest.mark.long

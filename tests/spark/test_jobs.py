@@ -12,8 +12,7 @@ from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
 from duemq_analytics.page.waterfalls import KINDS
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import PLACES_MAX
-from duemq_analytics.waterfall.places import Place
+from duemq_analytics.waterfall.places import PLACES_MAX, Place
 from duemq_analytics.waterfall.spans_of import frame_spans
 
 pytestmark = pytest.mark.spark
@@ -158,6 +157,19 @@ def test_end_to_end_is_from_the_send_to_the_first_callback_of_each_group(spark):
     assert (summed["a"]["messages"], summed["a"]["repeated"]) == (2, 1)
     assert (summed["a"]["max_ms"], summed["b"]["p50_ms"]) == (40, 7)
     assert summed["a"]["bucket_ts"] == MINUTE
+
+
+def heard(message_id, at_ms, member, **columns):
+    """A call in broadcast."""
+    own = {"client_id": member, "attributes": [("duemq.broadcast", "true")]}
+    return process(message_id, at_ms, "news", **own, **columns)
+
+
+def test_members_that_get_everything_have_a_journey_each_and_nothing_repeated(spark):
+    calls = [heard("m1", at, name) for at, name in ((5, "one"), (7, "two"), (9, "three"))]
+    table = end_to_end(journeys(frame(spark, send("m1", 0), *calls, heard("m1", 90, "two"))))
+    (row,) = rows_of(table)
+    assert (row["messages"], row["repeated"], row["max_ms"]) == (3, 1, 9)
 
 
 def test_a_retry_s_due_time_is_not_the_message_s(spark):

@@ -129,6 +129,11 @@ def load_checkpoint(directory: str, disk: Disk) -> CheckpointState | None:
     return checkpoint_state.decode(payload) if payload is not None else None
 
 
+def save_checkpoint(directory: str, disk: Disk, state: CheckpointState) -> None:
+    """In place of what is there, durably.  Raises DiskFull, DiskFailed."""
+    checkpoint.save(checkpoint_path(directory), checkpoint_state.encode(state), disk)
+
+
 def check_reaches(directory: str, log: SegmentedLog, position: int) -> None:
     """Raises Corrupt if a log ends before the checkpoint was made."""
     if log.end_position < position:

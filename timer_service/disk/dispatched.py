@@ -87,6 +87,11 @@ class Unseen:
             self._met[source] = np.zeros(int(first.sum()), dtype=np.bool_)
         self._parts = {}
 
+    def batches(self) -> set[int]:
+        """Of which some timers were not met."""
+        left = (table[1][~self._met[source]] for source, table in self._sorted.items())
+        return {batch for each in left for batch in np.unique(each).tolist()}
+
     def missing(self) -> dict[int, list[tuple[int, int]]]:
         """Timers that were not met, (source, offset), by batch."""
         missing: dict[int, list[tuple[int, int]]] = {}
@@ -323,10 +328,11 @@ class DispatchedTimers:
     def _load_due(self) -> bool:
         """Some of what was due and some of what was parked: it was dispatched in either order."""
         loaded = self._load(self._now_ms + 1)
-        missing = self._unseen.missing()
-        topics = {self._batches[number].lane.id.topic for number in missing}
         segments = self._scheduler.segments
-        for target in segments.parked():
+        parked = segments.parked()
+        unseen = self._unseen.batches() if parked else ()
+        topics = {self._batches[number].lane.id.topic for number in unseen}
+        for target in parked:
             if target.topic in topics:
                 self._take(segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
                 loaded = True

@@ -225,7 +225,7 @@ class Housekeeper:
         horizon = self._tiers.horizon_ms(now_ms)
         if due is None or due >= now_ms + LOAD_AT * (horizon - now_ms):
             return None
-        waiting = scheduler.dispatcher.waiting
+        waiting = scheduler.dispatcher.due.waiting
         if waiting >= BACKLOG and self._parking.backlog(due, now_ms) >= BACKLOG:
             return None  # no sooner for being in memory, where others find room meanwhile
         if self._short_of_room():
@@ -238,7 +238,7 @@ class Housekeeper:
 
     def _park(self, now_ms: int) -> Flush | None:
         """Moves due timers to disk whose target is away, when memory is short or the log long."""
-        held = self._log_is_held() and self._scheduler.dispatcher.waiting
+        held = self._log_is_held() and self._scheduler.dispatcher.due.waiting
         few = self._too_few_wait() and not self._short_of_room()
         if not held and (few or not self._pressed()):
             return None
@@ -252,7 +252,7 @@ class Housekeeper:
 
     def _too_few_wait(self) -> bool:
         scheduler = self._scheduler
-        return scheduler.dispatcher.waiting < scheduler.limits.park_rows_min
+        return scheduler.dispatcher.due.waiting < scheduler.limits.park_rows_min
 
     def _unpark(self, now_ms: int) -> Load | None:
         scheduler = self._scheduler

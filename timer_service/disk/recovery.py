@@ -42,7 +42,6 @@ from duemq_server.timer_service.timers import (
     schedule_entry,
 )
 from duemq_server.timer_service.timers.limits import AHEAD_MS
-from duemq_server.timer_service.timers.offset_pages import Dropped
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, keys_of
 
 ReadBody = Callable[[Home, int], bytes]
@@ -80,13 +79,12 @@ class Recovery(DispatchedTimers):
             scheduler.numbers.number_target(target)
         for lane in state.lanes:
             self._restore_lane(lane)
-        scheduler.tombstones.gone.restore(state.replaced)
+        scheduler.tombstones.gone.restore(state.replaced, state.dropped)
         if state.unmet is not None:
             scheduler.tombstones.left.restore(*state.unmet)
         for tombstone in state.tombstones:
             scheduler.tombstones.restore(*tombstone)
         scheduler.tombstones.forgot(state.expired_ms)
-        scheduler.tombstones.gone.dropped = {n: Dropped(*each) for n, *each in state.dropped}
         scheduler.keyed.requests.restore(state.requests)
         scheduler.keyed.ended.restore(state.ended_keys)
         scheduler.schedules.apply(state.schedules)

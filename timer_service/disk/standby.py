@@ -17,15 +17,7 @@ start that was killed.
 
 A log may end before its checkpoint was made: the checkpoint came as a snapshot, or the disk lost
 what had been durable.  The replica is in no set then; passes wait until the leader has sent the
-rest.  A snapshot arrives beside all that (arriving.py), and is then installed in these durable
-steps:
-
-    1  `installing`; while it is there a start empties the directory, and takes another snapshot
-    2  the checkpoint goes
-    3  period files are the snapshot's
-    4  the log is empty and begins where it is to (ReplicaLog.begin_at)
-    5  the checkpoint is the snapshot's
-    6  `installing` goes
+rest.  A snapshot arrives beside all that, and then takes its place (snapshots/).
 
 Owned by whoever runs the replica: one thread at a time; another one may extend and sync the log.
 """
@@ -34,21 +26,17 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Self
 
 from duemq.errors import Corrupt, InvariantError
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.replication.protocol.epochs import Epochs
-from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up, epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from duemq_server.timer_service.disk import arriving, checkpoint_state, snapshot
-from duemq_server.timer_service.disk.arriving import Arriving
+from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import (
     LOG_GROUP_BYTES_MAX,
@@ -60,17 +48,17 @@ from duemq_server.timer_service.disk.data_directory import (
     log_path,
     make_shard,
     new_producer_id,
+    save_checkpoint,
 )
 from duemq_server.timer_service.disk.housekeeping import Save
 from duemq_server.timer_service.disk.log_view import LogView
+from duemq_server.timer_service.disk.snapshots import arriving, installing
+from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.timers.limits import Limits
 
-INSTALLING = "installing"
 TIME_STEP_MS = 500  # a fire is late from a second on
 TIMES_MAX = 2_048
 EVERYTHING = 1 << 40  # tombstones that may expire in a pass
-
-_log = logging.getLogger(__name__)
 
 
 class _Noted(NamedTuple):
@@ -119,8 +107,8 @@ class Standby:
         """
         disk.makedirs(data_dir)
         arriving.remove(data_dir, disk)
-        if disk.exists(_marker(data_dir)):
-            _empty(data_dir, disk, limits)
+        if installing.was_interrupted(data_dir, disk):
+            installing.empty(data_dir, disk, _open_log(data_dir, disk, limits, None))
         found = load_checkpoint(data_dir, disk)
         log = _open_log(data_dir, disk, limits, found)
         verified_from = 0
@@ -256,7 +244,7 @@ class Standby:
         producer_id = store_id | SERVICE_IDS_FROM
         own = 0 if producer_id == store_id else store_id
         state = dataclasses.replace(self._load(), producer_id=producer_id, store_id=own)
-        _write(self._data_dir, self._disk, state)
+        save_checkpoint(self._data_dir, self._disk, state)
         self.store_id = store_id
 
     def promote(self) -> DataDirectory:
@@ -284,19 +272,9 @@ class Standby:
         Nobody appends, reads or runs a LogWriter meanwhile.  Raises ValueError before anything has
         changed; DiskFull, DiskFailed: only `open` helps then.
         """
-        state = dataclasses.replace(taken.state, installed=True)
-        if log_start > state.log_needed_from or log_start % 8:
-            raise ValueError(
-                f"a log from {log_start} on does not go with a snapshot that needs it from"
-                f" {state.log_needed_from} on"
-            )
-        _mark(self._data_dir, self._disk, self.store_id)
-        _remove(checkpoint_path(self._data_dir), self._disk)
-        snapshot.remove_files(self._data_dir, self._disk)
-        taken.move_files()
-        self.log.begin_at(log_start)
-        _write(self._data_dir, self._disk, state)
-        _remove(_marker(self._data_dir), self._disk)
+        state = installing.install(
+            self._data_dir, self._disk, self.log, taken, log_start, self.store_id
+        )
         self.store_id = _store_id(state)
         self.epochs = _epochs(state, self.log, ())
         self.committed = self._applied = log_start
@@ -351,11 +329,8 @@ def _first_checkpoint(data_dir: str, disk: Disk, log: ReplicaLog) -> CheckpointS
             f"{data_dir}/log holds timers, and there is no checkpoint: restore the directory from"
             " a copy, or empty it: the replica gets everything anew"
         )
-    return _write(data_dir, disk, checkpoint_state.empty(new_producer_id()))
-
-
-def _write(data_dir: str, disk: Disk, state: CheckpointState) -> CheckpointState:
-    checkpoint.save(checkpoint_path(data_dir), checkpoint_state.encode(state), disk)
+    state = checkpoint_state.empty(new_producer_id())
+    save_checkpoint(data_dir, disk, state)
     return state
 
 
@@ -373,38 +348,3 @@ def _flush(made: Made, now_ms: int) -> None:
         flush = made.scheduler.tiers.begin_flush(now_ms)
         flush.run()
         made.scheduler.tiers.end_flush(flush)
-
-
-# -- a snapshot that was being installed ----------------------------------
-
-
-def _marker(data_dir: str) -> str:
-    return os.path.join(data_dir, INSTALLING)
-
-
-def _mark(data_dir: str, disk: Disk, store_id: int) -> None:
-    checkpoint.save(_marker(data_dir), store_id.to_bytes(8, "little"), disk)
-
-
-def _remove(path: str, disk: Disk) -> None:
-    if disk.exists(path):
-        disk.unlink(path)
-        disk.fsync_dir(os.path.dirname(path))
-
-
-def _empty(data_dir: str, disk: Disk, limits: Limits) -> None:
-    """Each step may be done again."""
-    _log.warning("%s: a snapshot was being installed; it is fetched anew", data_dir)
-    marked = checkpoint.load(_marker(data_dir), disk)
-    store_id = int.from_bytes(marked or b"", "little")
-    _remove(checkpoint_path(data_dir), disk)
-    snapshot.remove_files(data_dir, disk)
-    log = _open_log(data_dir, disk, limits, None)
-    for _ in log.recover(log.start_position):
-        pass
-    log.begin_at(0)
-    log.close()
-    own = 0 if store_id >= SERVICE_IDS_FROM else store_id
-    state = checkpoint_state.empty(store_id | SERVICE_IDS_FROM)
-    _write(data_dir, disk, dataclasses.replace(state, store_id=own))
-    _remove(_marker(data_dir), disk)

@@ -240,7 +240,7 @@ class BrokerLinks:
                 self.say(f"clock {name}", logging.WARNING, "%s", problem)
 
     def look_at_clock(self) -> None:
-        """Before due times are compared with it: brokers were not set with this machine's clock.
+        """Whenever due times are compared with it: brokers were not set with this machine's.
 
         What would go too early stands in front of what is due sooner.  If they were, too, their
         answers say so in a moment.

@@ -81,7 +81,8 @@ class TimerServicer:
                 sources[pair] = find(SourceId(*pair))
             source = sources[pair]
             here.append(source is not None and source.had(each.offset))
-            durable &= source is None or each.offset < source.durable_offset or not here[-1]
+            if source is not None and here[-1]:
+                durable &= each.offset < source.durable_offset
         if not durable:
             await self._shard.settled()
         return timer_pb2.LocateTimersResponse(here=here, epoch=self._links.epoch)

@@ -146,18 +146,20 @@ class TimerFetcher:
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
+        frames = [fetched.frame for fetched in intake.frames_in(data)]
+        traced = [f for f in frames if spans.traced(f.target_topic) and not f.untraced]
+        if not traced:  # the next fetch waits for nothing
+            return
         await self._shard.log_loop.durable(self._shard.directory.log.end_position)
-        for fetched in intake.frames_in(data):
-            each = fetched.frame
-            if spans.traced(each.target_topic) and not each.untraced:
-                spans.record_schedule(
-                    each.target_topic,
-                    self._broker,
-                    each.queue_id,
-                    each.base_offset,
-                    each.count,
-                    start_ns=began_ns,
-                    end_ns=time.time_ns(),
-                    due_ms=int(each.due_ms.min()),
-                    records=each.payload,
-                )
+        for each in traced:
+            spans.record_schedule(
+                each.target_topic,
+                self._broker,
+                each.queue_id,
+                each.base_offset,
+                each.count,
+                start_ns=began_ns,
+                end_ns=time.time_ns(),
+                due_ms=int(each.due_ms.min()),
+                records=each.payload,
+            )

@@ -37,7 +37,8 @@ class Tombstones:
         """`singles_max`: of those that are remembered one by one, 150 bytes each."""
         self.keep_ms = keep_ms
         self.singles_max = singles_max
-        self._forgotten_ms = 0
+        self.expired_ms = 0
+        """Of timers due after this none is forgotten, but for those that gave way to others."""
         self.gone = OffsetPages(GONE_PAGES_MAX)
         """Those that were met, or were replaced in memory."""
         self.left = OffsetBits()
@@ -50,19 +51,14 @@ class Tombstones:
         return len(self._expiry)
 
     @property
-    def expired_ms(self) -> int:
-        """Of timers due after this none is forgotten, but for those that gave way to others."""
-        return self._forgotten_ms
-
-    @property
     def forgotten_ms(self) -> int:
         """Of timers due after this none is forgotten."""
         dropped = (each.marked_ms for each in self.gone.dropped.values())
-        return max([self._forgotten_ms, *dropped])
+        return max([self.expired_ms, *dropped])
 
     def forgotten_until_ms(self, source: int, offset: int) -> int:
         """The same, of those that were before this one, or came about when it did."""
-        return max(self._forgotten_ms, self.gone.dropped_ms(source, offset))
+        return max(self.expired_ms, self.gone.dropped_ms(source, offset))
 
     @property
     def unmet(self) -> int:
@@ -150,7 +146,7 @@ class Tombstones:
 
     def forgot(self, due_ms: int) -> None:
         """Those due until then may be forgotten."""
-        self._forgotten_ms = max(self._forgotten_ms, due_ms)
+        self.expired_ms = max(self.expired_ms, due_ms)
 
     def items(self) -> list[tuple[int, int, int, int]]:
         """(source, offset, since, MET) of each tombstone; without bits."""

@@ -53,8 +53,8 @@ class BrokerClock:
             self._now = min(self._now, ahead)
 
     def is_fresh(self, steady_ms: int) -> bool:
-        """Whether the broker has answered of late."""
-        return self.known and steady_ms - self._observed_ms < FRESH_MS
+        """Whether the broker, which is known, has answered of late."""
+        return steady_ms - self._observed_ms < FRESH_MS
 
     def clock_set(self, by_ms: int) -> None:
         """This machine's clock was set; the broker's was not, as far as is known before it answers.

@@ -2,10 +2,10 @@
 
 Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
-Due timers wait per target (home broker, topic, queue), in due order.  Batches are cut from the
-targets in turn, so that a target with a million due timers delays another one by one batch.  What
-cannot be sent now (no connection, no route, lane full) stays here, still pending: it can be
-cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).
+Due timers wait per target (home broker, topic, queue), in due order (due_timers.py).  Batches are
+cut from the targets in turn, so that a target with a million due timers delays another one by one
+batch.  What cannot be sent now (no connection, no route, lane full) goes on waiting, still pending:
+it can be cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).
 
     target               goes to
     a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away;
@@ -26,139 +26,49 @@ only the same broker knows whether the batch is stored.
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-import numpy as np
-
+from duemq_server.timer_service.scheduling.due_timers import DueTimers
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number
 from duemq_server.timer_service.scheduling.peer import Peer
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
-from duemq_server.timer_service.timers.wheel import Ids
 
 BATCH_ROWS_MAX = 1_000
 BATCH_BYTES_MAX = 512 * 1024
 FAILOVER_AFTER_MS = 2_000
-# What waits for a target whose lanes are full is looked at for so long before its pace is known …
-PACE_MS = 1_000
-# … and goes on waiting in memory if it is gone after so long.
-GONE_WITHIN_MS = 10_000
 PIPELINE_MAX = 2
 SMALL_ROWS = 256
 NEVER = 1 << 62
-_NONE = np.empty(0, dtype=np.int32)
 
 Queues = Mapping[str, int]
 """Writable queues of a topic, by broker."""
 
 
-@dataclasses.dataclass(slots=True)
-class Full:
-    """A target whose lanes are full."""
-
-    since_ms: int
-    taken: int = 0  # timers since then
-
-    def is_slow(self, waiting: int, now_ms: int) -> bool:
-        """Whether what waits will wait for long."""
-        passed_ms = now_ms - self.since_ms
-        slow = passed_ms >= PACE_MS and waiting * passed_ms > self.taken * GONE_WITHIN_MS
-        if passed_ms >= 2 * PACE_MS:  # the pace of late
-            self.since_ms += passed_ms // 2
-            self.taken //= 2
-        return slow
-
-
 class Dispatcher:
-    """Due timers that wait, lanes, and what is known of brokers."""
+    """Lanes, what is known of brokers, and the due timers that wait for them."""
 
     def __init__(self, holds: Holds) -> None:
         """`holds`: what may not go."""
         self._holds = holds
+        self.due = DueTimers()
         self.peers: dict[str, Peer] = {}
         self._fence = ""
-        self.waiting = 0  # rows in `_ready`, cancelled ones included
-        self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
-        self._latest_ms: dict[int, int] = {}  # by target: due time
         self._routes: Mapping[str, Queues] = {}
         self._routes_known = False
         self._next_queue: dict[tuple[str, str], int] = {}
         self._last_broker: dict[str, str] = {}  # that a topic's batch went to
         self._unanswered: dict[int, Counter[FireLane]] = {}  # batches by target
-        self._full: dict[int, Full] = {}  # by target, as `is_stuck` found them
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
         self.on_stirred: Callable[[], None] = lambda: None
         """Called when `stirred` was set, and something waits."""
 
-    # -- what is due ------------------------------------------------------
-
-    def add(self, target: int, ids: Ids, latest_ms: int = 0) -> None:
-        """Timers of a target are due, the last of them at `latest_ms`."""
-        self._latest_ms[target] = max(self.latest_ms(target), latest_ms)
-        self._ready.setdefault(target, deque()).append(ids)
-        self.waiting += len(ids)
-
-    def latest_ms(self, target: int) -> int:
-        """When the last of those that wait for a target was due, or one that went; 0: none wait."""
-        return self._latest_ms.get(target, 0) if target in self._ready else 0
-
-    def replace(self, target: int, ids: Ids, latest_ms: int) -> None:
-        """As `add`, of all that wait, in another order; the target keeps its turn."""
-        self.waiting -= self.waiting_for(target)
-        self._ready.setdefault(target, deque()).clear()
-        self.add(target, ids, latest_ms)
-
-    def turns(self) -> list[int]:
-        """Every target with something ready, the one served last at the end."""
-        return list(self._ready)
-
-    def take(self, target: int, count: int) -> Ids:
-        """Up to `count` timers of a target, first due first."""
-        ready, taken, left = self._ready.pop(target), [], count
-        while ready and left:
-            ids = ready[0]
-            if len(ids) <= left:
-                taken.append(ready.popleft())
-            else:
-                taken.append(ids[:left])
-                ready[0] = ids[left:]
-            left -= len(taken[-1])
-        self.waiting -= count - left
-        if ready:
-            self._ready[target] = ready
-            if target in self._full:
-                self._full[target].taken += count - left
-        else:
-            self._full.pop(target, None)
-        return np.concatenate(taken) if len(taken) > 1 else taken[0]
-
-    def take_all(self, target: int) -> Ids:
-        """All timers that wait for a target, first due first."""
-        return self.take(target, self.waiting)
-
-    def put_back(self, target: int, ids: Ids) -> None:
-        """Returns timers that were taken; they are first of their target again."""
-        if len(ids):
-            self._ready.setdefault(target, deque()).appendleft(ids)
-            self.waiting += len(ids)
-            if target in self._full:
-                self._full[target].taken -= len(ids)
-
-    def waiting_for(self, target: int) -> int:
-        """How many timers of a target wait, cancelled ones included."""
-        return sum(len(ids) for ids in self._ready.get(target, ()))
-
-    def ids_of(self, target: int) -> Ids:
-        """All timers that wait for a target, cancelled ones included; they stay."""
-        return np.concatenate([_NONE, *self._ready.get(target, ())])
-
     def gathering(self, target: int) -> Collection[str]:
         """Brokers whose answers the target's next batch had better wait for."""
         lanes = self._unanswered.get(target)
-        if lanes is None or self.waiting_for(target) >= SMALL_ROWS:
+        if lanes is None or self.due.waiting_for(target) >= SMALL_ROWS:
             return ()
         counts: Counter[str] = Counter()
         for lane, count in lanes.items():
@@ -168,7 +78,7 @@ class Dispatcher:
     def stir(self) -> None:
         """More of what waits may go now."""
         self.stirred = True
-        if self.waiting:
+        if self.due.waiting:
             self.on_stirred()
 
     # -- where to ---------------------------------------------------------
@@ -228,7 +138,7 @@ class Dispatcher:
 
     def choose(self, target: TargetId, now_ms: int, but: Collection[str] = ()) -> FireLane | None:
         """The lane that the target's next batch belongs to; None: not now.  `but`: not there."""
-        if target.topic in self._holds.topics or room_number(target) is not None:
+        if self._is_held(target):
             return None
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
@@ -265,7 +175,7 @@ class Dispatcher:
 
     def next_failover_ms(self, now_ms: int) -> int:
         """When timers that wait for their broker may go to another; NEVER: none will."""
-        if not self.waiting:
+        if not self.due.waiting:
             return NEVER
         times = (
             peer.down_since_ms + FAILOVER_AFTER_MS
@@ -293,21 +203,23 @@ class Dispatcher:
         Not what only waits for its turn: it goes in a moment, and in its order.
         """
         if self.choose(target, now_ms) is not None:
-            self._full.pop(number, None)
+            self.due.flows(number)
             return False
         if not self._may_go(target):
             return True
-        full = self._full.setdefault(number, Full(now_ms))
-        return full.is_slow(self.waiting_for(number), now_ms)
+        return self.due.is_slow(number, now_ms)
 
     def _may_go(self, target: TargetId) -> bool:
         """Whether some broker takes what is sent for a target, as far as is known."""
-        if self._fence or target.topic in self._holds.topics or room_number(target) is not None:
+        if self._fence or self._is_held(target):
             return False
         queues = self._routes.get(target.topic, {})
         home = bool(target.broker) and self.peer(target.broker).connected
         names = [target.broker] if home or target.queue_id >= 0 else list(queues)
         return any(queues.get(name) and self.peer(name).takes(target.topic) for name in names)
+
+    def _is_held(self, target: TargetId) -> bool:
+        return target.topic in self._holds.topics or room_number(target) is not None
 
     def _usable(self, lane_id: LaneId) -> FireLane | None:
         lane = self.lane(lane_id)
@@ -329,7 +241,9 @@ class Dispatcher:
         peer.unacked_bytes -= len(batch.records)
         lanes = self._unanswered[batch.target]
         lanes[batch.lane] -= 1
-        if not +lanes:
+        if not lanes[batch.lane]:
+            del lanes[batch.lane]
+        if not lanes:
             del self._unanswered[batch.target]
         if not batch.lane.unacked:
             del peer.busy[batch.lane.id]
@@ -366,8 +280,7 @@ class Dispatcher:
 
     def clock_set(self, by_ms: int) -> None:
         """The machine's clock was set: waits neither end nor grow by that."""
-        for full in self._full.values():
-            full.since_ms += by_ms
+        self.due.clock_set(by_ms)
         for peer in self.peers.values():
             peer.down_since_ms += by_ms if peer.down_since_ms else 0
             for lane in peer.lanes.values():

@@ -35,6 +35,7 @@ class Parking:
     ) -> None:
         self._limits = limits
         self._dispatcher = dispatcher
+        self._due = dispatcher.due
         self._holds = holds
         self._numbers = numbers
         self._near = near
@@ -43,8 +44,8 @@ class Parking:
     def stuck(self, now_ms: int) -> int | None:
         """The target with the most due timers of those that do not go."""
         waiting = {
-            target: self._dispatcher.waiting_for(target)
-            for target in self._dispatcher.turns()
+            target: self._due.waiting_for(target)
+            for target in self._due.turns()
             if self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
         }
         return max(waiting, key=lambda target: waiting[target], default=None)
@@ -53,25 +54,25 @@ class Parking:
         """Timers due by `due_ms` that wait and go, one batch after the other."""
         return sum(
             self._waiting_by(target, due_ms)
-            for target in self._dispatcher.turns()
+            for target in self._due.turns()
             if not self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
         )
 
     def _waiting_by(self, target: int, due_ms: int) -> int:
-        if self._dispatcher.latest_ms(target) <= due_ms:
-            return self._dispatcher.waiting_for(target)
-        due = self._near.table.due_ms[self._dispatcher.ids_of(target)]
+        if self._due.latest_ms(target) <= due_ms:
+            return self._due.waiting_for(target)
+        due = self._near.table.due_ms[self._due.ids_of(target)]
         return int((due <= due_ms).sum())
 
     def begin(self, target: int, now_ms: int) -> Flush | None:
         """Takes due timers of a target out of memory, into a job; None: all were cancelled."""
         self._tiers.check_idle()  # nothing is taken yet
-        ids = self._near.live(self._dispatcher.take(target, PARK_ROWS_MAX))
+        ids = self._near.live(self._due.take(target, PARK_ROWS_MAX))
         return self._tiers.begin_park(ids, self._numbers.targets[target], now_ms)
 
     def can_unpark(self, target: TargetId, now_ms: int) -> bool:
         """Whether parked timers of a target could be sent now."""
-        waiting = self._dispatcher.waiting_for(self._numbers.number_target(target))
+        waiting = self._due.waiting_for(self._numbers.number_target(target))
         if waiting >= self._limits.tick_rows_max:
             return False
         if room_number(target) is not None:

@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from duemq.errors import InvariantError, OffsetOutOfRange
+from duemq.errors import InvariantError
 from duemq_recurring.schedules import Schedules
 from duemq_server.storage import record
 from duemq_server.storage.disk import Buffer
@@ -61,7 +61,7 @@ from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Dispatched, Restarted, SourceId, TargetId
 from duemq_server.timer_service.timers.near import Near
-from duemq_server.timer_service.timers.rows import Blob, Home
+from duemq_server.timer_service.timers.rows import Blob, Home, Rows
 from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 
 _log = logging.getLogger(__name__)
@@ -103,13 +103,7 @@ class Scheduler:
         self.topics = TopicCounts(self.numbers)
         self.due_counts = DueCounts()
         self.tiers = Tiers(
-            limits,
-            self.near,
-            segments,
-            self.numbers,
-            self.topics,
-            self.tombstones,
-            self.due_counts,
+            limits, self.near, segments, self.numbers, self.topics, self.tombstones, self.due_counts
         )
         self.parking = Parking(
             limits, self.dispatcher, self.holds, self.numbers, self.near, self.tiers
@@ -150,19 +144,9 @@ class Scheduler:
         fetched = [each for each in fetched if each.frame.end_offset > wanted]
         if not fetched:
             return Ingested(0)
-        base = expected = fetched[0].frame.base_offset
-        if source is not None and wanted != fetched_from:
-            expected = wanted
-        for each in fetched:
-            if each.frame.base_offset != expected:
-                raise OffsetOutOfRange(
-                    f"{broker}, queue {source_id.queue_id}: offset {each.frame.base_offset} came"
-                    f" where {expected} was expected",
-                    field="offset",
-                    value=each.frame.base_offset,
-                    limit=expected,
-                )
-            expected = each.frame.end_offset
+        base = fetched[0].frame.base_offset
+        expected = wanted if source is not None and wanted != fetched_from else base
+        end_offset = intake.check_whole(fetched, expected, f"{broker}, queue {source_id.queue_id}")
         start = fetched[0].start
         new = memoryview(data)[start:] if start else data
         parts = log_entries.encode_add(source_id, broker, new)
@@ -179,8 +163,8 @@ class Scheduler:
         if start:
             fetched = list(intake.frames_in(new))
         ingested = self.apply_add(source_id, broker, fetched, bytes(new), home, now_ms)
-        number = self.numbers.number_source(source_id, broker, expected)  # known by now
-        self._arrivals.append((end, self.numbers.sources[number], expected))
+        number = self.numbers.number_source(source_id, broker, end_offset)  # known by now
+        self._arrivals.append((end, self.numbers.sources[number], end_offset))
         return ingested
 
     def apply_add(
@@ -223,7 +207,7 @@ class Scheduler:
         self._ticked_ms = now_ms
         due = self.near.take_due(now_ms, self.limits.tick_rows_max)
         if len(due):
-            self._make_ready(due)
+            self.dispatcher.due.sort_in(due, self.near.table)
         self.dispatcher.stirred = True  # unless all of it goes through
         self._release_resumed()
         self.dispatcher.stirred = self._build_batches(now_ms) or bool(self._resumed)
@@ -234,7 +218,7 @@ class Scheduler:
         At or before the time of the last tick: there is more to do at once.  Whatever makes it
         sooner calls `on_sooner`.
         """
-        if self.dispatcher.stirred and self.dispatcher.waiting:
+        if self.dispatcher.stirred and self.dispatcher.due.waiting:
             return self._ticked_ms
         next_due_ms = self.near.wheel.next_due_ms()
         failover_ms = self.dispatcher.next_failover_ms(self._ticked_ms)
@@ -251,40 +235,20 @@ class Scheduler:
         self.dispatcher.stir()
 
     def _release_resumed(self) -> None:
-        while self._resumed and not self.dispatcher.waiting_for(self._resumed[0]):
+        while self._resumed and not self.dispatcher.due.waiting_for(self._resumed[0]):
             self._resumed.popleft()
         if self._resumed:
-            ids = self.dispatcher.take(self._resumed[0], self.limits.tick_rows_max)
-            self._make_ready(self.near.live(ids))
+            ids = self.dispatcher.due.take(self._resumed[0], self.limits.tick_rows_max)
+            self.dispatcher.due.sort_in(self.near.live(ids), self.near.table)
 
     def _clock_went_back(self, now_ms: int) -> None:
         """What was handed out and is no longer due waits again; what was dispatched goes out."""
         self.dispatcher.release_held(now_ms)
-        for target in self.dispatcher.turns():
-            ids = self.near.live(self.dispatcher.take_all(target))
+        for target in self.dispatcher.due.turns():
+            ids = self.near.live(self.dispatcher.due.take_all(target))
             due = self.near.table.due_ms[ids] <= now_ms
-            self.dispatcher.put_back(target, ids[due])
+            self.dispatcher.due.put_back(target, ids[due])
             self.near.hand_back(ids[~due])
-
-    def _make_ready(self, ids: Ids) -> None:
-        targets = self.near.table.target[ids]
-        distinct = set(targets.tolist())
-        if len(distinct) == 1:
-            self._wait(distinct.pop(), ids)
-            return
-        for target in distinct:
-            self._wait(target, ids[targets == target])
-
-    def _wait(self, target: int, ids: Ids) -> None:
-        """Timers of a target wait for their turn: what comes late goes in front of later ones."""
-        due_ms = self.near.table.due_ms
-        latest_ms = int(due_ms[ids].max(initial=0))
-        if len(ids) and self.dispatcher.latest_ms(target) > int(due_ms[ids].min()):
-            ids = np.concatenate([self.dispatcher.ids_of(target), ids])
-            ids = ids.take(np.argsort(due_ms[ids], kind="stable"))
-            self.dispatcher.replace(target, ids, latest_ms)
-        else:
-            self.dispatcher.add(target, ids, latest_ms)
 
     def _build_batches(self, now_ms: int) -> bool:
         """Cuts batches from the targets in turn; True if there may be more."""
@@ -292,7 +256,7 @@ class Scheduler:
         progress = True
         while progress:
             progress = False
-            for target in self.dispatcher.turns():
+            for target in self.dispatcher.due.turns():
                 if built >= self.limits.tick_batches_max:
                     return True
                 if self._build_batch(target, now_ms):
@@ -305,18 +269,10 @@ class Scheduler:
         lane = self.dispatcher.choose(self.numbers.targets[target], now_ms, gathering)
         if lane is None:
             return False
-        self._flush_acks()  # may raise: nothing is taken yet
-        ids = self.near.live(self.dispatcher.take(target, BATCH_ROWS_MAX))
-        if self.holds.by_key:
-            ids = self._keep_back(ids, self.numbers.targets[target].topic)
+        self.flush_acks()  # may raise: nothing is taken yet
+        ids, rows = self._take_batch(target)
         if not len(ids):
             return True
-        rows = self.near.rows(ids)
-        if rows.body_bytes() > BATCH_BYTES_MAX:
-            ends = np.cumsum(rows.size, dtype=np.int64)
-            fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
-            self.dispatcher.put_back(target, ids[fits:])
-            ids, rows = ids[:fits], rows.slice(0, fits)
         numbers = sorted(set(rows.source.tolist()))
         index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
         dispatched = Dispatched(
@@ -332,7 +288,7 @@ class Scheduler:
                 log_entries.DISPATCH, [log_entries.encode_dispatch(dispatched)]
             )
         except BaseException:
-            self.dispatcher.put_back(target, ids)
+            self.dispatcher.due.put_back(target, ids)
             raise
         blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
         batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
@@ -353,6 +309,19 @@ class Scheduler:
         self.ledger.in_flight += batch.count
         return True
 
+    def _take_batch(self, target: int) -> tuple[Ids, Rows]:
+        """Of those that wait; none: all that could be taken are cancelled, or held."""
+        ids = self.near.live(self.dispatcher.due.take(target, BATCH_ROWS_MAX))
+        if self.holds.by_key:
+            ids = self._keep_back(ids, self.numbers.targets[target].topic)
+        rows = self.near.rows(ids)
+        if rows.body_bytes() > BATCH_BYTES_MAX:
+            ends = np.cumsum(rows.size, dtype=np.int64)
+            fits = max(1, int(np.searchsorted(ends, BATCH_BYTES_MAX, side="right")))
+            self.dispatcher.due.put_back(target, ids[fits:])
+            ids, rows = ids[:fits], rows.slice(0, fits)
+        return ids, rows
+
     def _keep_back(self, ids: Ids, topic: str) -> Ids:
         """Those whose keys are not held; the others wait apart from them."""
         hashes = self.near.table.timer_key
@@ -365,7 +334,7 @@ class Scheduler:
                 room = self.numbers.number_target(waiting_room(hold))
                 rooms.setdefault(room, []).append(at)
         for room, places in rooms.items():
-            self.dispatcher.add(room, ids[places])
+            self.dispatcher.due.add(room, ids[places])
         return np.delete(ids, [at for places in rooms.values() for at in places])
 
     # -- events -----------------------------------------------------------
@@ -396,11 +365,11 @@ class Scheduler:
             self.ledger.in_flight -= batch.count
             self._acks.append(batch.position)
             if len(self._acks) >= ACKS_MAX:
-                self._flush_acks()
+                self.flush_acks()
         elif lane.failures == 1:
             self.dispatcher.stir()  # what waited for this answer may go elsewhere
         if lane.must_restart():
-            self._flush_acks()
+            self.flush_acks()
             restarted = Restarted(lane.id, lane.epoch + 1)
             _, end = self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(restarted)])
             lane.restart(restarted.epoch)
@@ -411,9 +380,6 @@ class Scheduler:
 
     def flush_acks(self) -> None:
         """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""
-        self._flush_acks()
-
-    def _flush_acks(self) -> None:
         if self._acks:
             self.log.append(log_entries.ACK, [log_entries.encode_ack(self._acks)])
             self._acks = []
@@ -426,4 +392,4 @@ class Scheduler:
         if held != self.ledger.pending:
             raise InvariantError(f"{held} timers are held, the ledger says {self.ledger}")
         self.topics.check(self)
-        self.near.check(self.dispatcher.waiting)
+        self.near.check(self.dispatcher.due.waiting)

@@ -19,7 +19,7 @@ def find(scheduler: Scheduler) -> Counter[Stuck]:
     """How many are stuck; cancelled ones that were not met yet included."""
     found: Counter[Stuck] = Counter()
     dispatcher, targets = scheduler.dispatcher, scheduler.numbers.targets
-    waiting = [(targets[each], dispatcher.waiting_for(each)) for each in dispatcher.turns()]
+    waiting = [(targets[each], dispatcher.due.waiting_for(each)) for each in dispatcher.due.turns()]
     for target, count in (*waiting, *scheduler.segments.parked_counts().items()):
         reason = dispatcher.why_not(target)
         if reason:

@@ -5,12 +5,12 @@ Cost is per frame: arrays are taken over as they lie in the frame, records are n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from duemq.errors import Corrupt
+from duemq.errors import Corrupt, OffsetOutOfRange
 from duemq_server.storage import frame, record
 from duemq_server.timer_service.timers.rows import Rows, new_rows
 
@@ -35,6 +35,20 @@ def frames_in(data: bytes | memoryview) -> Iterator[FetchedFrame]:
             at += entry.end - entry.position
     except ValueError as error:
         raise Corrupt(f"fetched bytes, at {at}: {error}") from error
+
+
+def check_whole(fetched: Iterable[FetchedFrame], expected: int, where: str) -> int:
+    """Raises OffsetOutOfRange if frames are missing at the front or in between; where they end."""
+    for each in fetched:
+        if each.frame.base_offset != expected:
+            raise OffsetOutOfRange(
+                f"{where}: offset {each.frame.base_offset} came where {expected} was expected",
+                field="offset",
+                value=each.frame.base_offset,
+                limit=expected,
+            )
+        expected = each.frame.end_offset
+    return expected
 
 
 def rows_of(fetched: Sequence[FetchedFrame], source: int, targets: Sequence[int]) -> Rows:

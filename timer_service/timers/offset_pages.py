@@ -123,8 +123,11 @@ class OffsetPages:
         pages = self._pages.items()
         return [SavedPage(n, page.marked_ms, page.bits.tobytes()) for n, page in pages]
 
-    def restore(self, pages: Iterable[SavedPage]) -> None:
-        """Takes over what a checkpoint has."""
+    def restore(
+        self, pages: Iterable[SavedPage], dropped: Iterable[tuple[int, int, int]] = ()
+    ) -> None:
+        """Takes over what a checkpoint has; `dropped`: (source, *Dropped)."""
+        self.dropped = {source: Dropped(*each) for source, *each in dropped}
         for page in pages:
             bits = np.frombuffer(page.bits, dtype=np.uint8).copy()
             self._pages[page.key] = _Page(page.marked_ms, bits)

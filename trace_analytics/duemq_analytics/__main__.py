@@ -2,8 +2,8 @@
 
 Also as a job of `spark-submit`, whose master and settings then hold.
 
-Exit codes: 0 done; 1 the traces could not be read; 2 wrong usage, or Java or a package is missing;
-130 interrupted.
+Exit codes: 0 done; 1 the traces could not be read, or nothing written; 2 wrong usage, or Java or a
+package is missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except InvalidArgument as error:
         return _failed(arguments, error, 2)
-    except DuemqError as error:
+    except (DuemqError, OSError) as error:
         return _failed(arguments, error, 1)
     except session.JavaMissing as error:
         return _failed(arguments, error, 2)
@@ -127,6 +127,8 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
         return lake_commands.report(arguments, scratch, _tell)
     if arguments.recompute:
         raise InvalidArgument("--recompute goes with --lake", field="recompute")
+    if arguments.spans is None:
+        lake_commands.require_no_lake("output", arguments.output)
     if not session.submitted():
         session.require_java()
     begin = None if arguments.since is None else datetime.now(UTC) - arguments.since

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EVERY_DEFAULT = "1m"
 EVERY_MS_MIN = 1_000
+LENGTH_MAX = timedelta(days=36_500)
 MESSAGES_PER_BATCH = 10_000
 """Of the trace topic; each holds up to 512 spans."""
 
@@ -115,9 +116,12 @@ def add_compact(commands: Any) -> None:
 def length(text: str) -> timedelta:
     """A length of time like 2h or 30d; for argparse."""
     try:
-        return timedelta(milliseconds=due.delay_ms(text))
+        found = timedelta(milliseconds=due.delay_ms(text))
     except InvalidArgument as error:
         raise argparse.ArgumentTypeError(error.message) from None
+    if found > LENGTH_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is longer than {LENGTH_MAX.days:,} days")
+    return found
 
 
 def every_s(text: str) -> float:
@@ -154,14 +158,19 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
     )
     signal.signal(signal.SIGTERM, _stop)
     with commits.lock(lake, "landing"):
-        # Java only moves bytes here: nothing for its optimizing compiler.
-        return with_spark(
-            "duemq trace land",
-            scratch,
-            lambda spark: _land(arguments, spark, wanted),
-            Progress(quiet=arguments.json),
-            quick=True,
-        )
+        try:
+            # Java only moves bytes here: nothing for its optimizing compiler.
+            return with_spark(
+                "duemq trace land",
+                scratch,
+                lambda spark: _land(arguments, spark, wanted),
+                Progress(quiet=arguments.json),
+                quick=True,
+            )
+        except Stopped:  # before the query was there
+            return 0
+        except Rejected as error:  # the source names its own option
+            raise Rejected(error.message.replace("failOnDataLoss=false", "--skip-lost")) from error
 
 
 def _land(arguments: argparse.Namespace, spark: SparkSession, wanted: Any) -> int:
@@ -306,8 +315,7 @@ def with_spark(
 
 def folder(option: str, path: str) -> Path:
     """The folder of a lake; raises InvalidArgument where it would be in an object store."""
-    if path.startswith("file:"):
-        path = "/" + path.removeprefix("file:").lstrip("/")
+    path = _without_scheme(path)
     if output.is_uri(path):
         raise InvalidArgument(
             f"--{option}: {path} is no folder: a lake lies where files can be renamed, on a disk "
@@ -319,5 +327,24 @@ def folder(option: str, path: str) -> Path:
     return Path(path).absolute()
 
 
+def require_no_lake(option: str, path: str) -> None:
+    """Raises InvalidArgument where a topic's report would put its spans in place of landed ones."""
+    if (Path(_without_scheme(path)) / "_batches").is_dir():
+        raise InvalidArgument(
+            f"--{option}: {path} is a lake, and a report of the topic would write its spans in "
+            f"place of those landed there: name another folder, or report --lake {path}",
+            field=option,
+            value=path,
+            limit="no lake",
+        )
+
+
+def _without_scheme(path: str) -> str:
+    if not path.startswith("file:"):
+        return path
+    return "/" + path.removeprefix("file:").lstrip("/")
+
+
 def _stop(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # a second one would break off the end
     raise Stopped

@@ -3,7 +3,7 @@
 Lists of queues may be long: they are worked off in slices.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from duemq.errors import InvalidArgument, NotCoordinator
 from duemq.protocol import checks
@@ -73,11 +73,14 @@ def queue_of(ref: message_pb2.QueueRef) -> MessageQueue:
 
 
 async def assignment_event(
-    told: Assignment, routes: RouteCache, slices: Slices
+    told: Assignment, routes: RouteCache, slices: Slices, reads_for_ms: Mapping[str, int]
 ) -> group_pb2.CoordinatorEvent:
-    """What a member shall own, and where its brokers are."""
+    """What a member shall own, where its brokers are, and how old its group is."""
     assignment = group_pb2.Assignment(
-        generation=told.generation, members=told.members, waits_ms=told.waits_ms
+        generation=told.generation,
+        members=told.members,
+        waits_ms=told.waits_ms,
+        reads_for_ms=reads_for_ms,
     )
     names: set[str] = set()
     for part in parts(told.queues, EVENT_QUEUES_AT_ONCE):

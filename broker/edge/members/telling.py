@@ -46,8 +46,10 @@ class Telling:
         group_store: GroupStore,
         routes: RouteCache,
         session_of: Callable[[Key], Session | None],
+        clock: Callable[[], int],
     ) -> None:
         """`session_of`: over which stream a member speaks now."""
+        self._clock = clock
         self._group_store = group_store
         self._groups = groups
         self._routes = routes
@@ -124,6 +126,12 @@ class Telling:
 
     async def _event(self, told: Assignment | Moved, slices: Slices) -> group_pb2.CoordinatorEvent:
         if isinstance(told, Assignment):
-            return await messages.assignment_event(told, self._routes, slices)
+            reads_for_ms = self._reads_for_ms(told.group)
+            return await messages.assignment_event(told, self._routes, slices, reads_for_ms)
         error = NotCoordinator(f"group {told.group!r} is now coordinated by {told.coordinator!r}")
         return messages.elsewhere(error, told.coordinator, self._routes)
+
+    def _reads_for_ms(self, name: str) -> dict[str, int]:
+        group, now_ms = self._groups.find(name), self._clock()
+        since_ms = group.reads_since_ms if group is not None else {}
+        return {topic: max(0, now_ms - at_ms) for topic, at_ms in since_ms.items()}

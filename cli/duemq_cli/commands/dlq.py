@@ -94,7 +94,7 @@ def list_letters(
     else:
         columns = ("died", "id", "topic", "key", "tag", "deliveries", "resent", "error")
         output.table(columns, map(_row, found[:limit]), empty="no dead letters")
-    _say_if_more(session, found, limit)
+    output.say_if_more(found, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -122,7 +122,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
         session.output.record(_fields(group, letter), "\n".join(_story(letter)))
     if not found:
         session.output.note("no such dead letter")
-    _say_if_more(session, found, limit)
+    session.output.say_if_more(found, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -264,11 +264,6 @@ class _Sent:
             "group": self._group,
             "died_ms": letter.store_ms,
         }
-
-
-def _say_if_more(session: Session, found: list[Letter], limit: int) -> None:
-    if len(found) > limit:
-        session.output.note(f"there are more than {limit}: raise --limit, or choose")
 
 
 def _taken(letters: Iterator[Letter]) -> tuple[list[Letter], DuemqError | None]:

@@ -151,7 +151,7 @@ def _move(
             return Exit.PARTIAL if missing else Exit.OK
         if not session.json:
             _print_changes(session, name, planned, dry_run=True)
-        if not confirmed(session, f"Move group {name} so?", yes=yes):
+        if not confirmed(session, f"Move group {name} so?", yes=yes, missing=missing):
             return Exit.FAILED
         session.changes()
         done = move(admin, False)

@@ -72,9 +72,8 @@ def _purge(session: Session, what: str, purge: _Purge, *, dry_run: bool, yes: bo
         queues, missing = known(lambda: purge(admin, True))
         count = sum(each.messages for each in queues)
         if not dry_run:
-            if not yes:
-                session.output.warn_missing(missing)  # it may be back by then
-            if not confirmed(session, f"Purge {what}: {count:,} messages?", yes=yes):
+            question = f"Purge {what}: {count:,} messages?"
+            if not confirmed(session, question, yes=yes, missing=missing):
                 return Exit.FAILED
             session.changes()
             queues, missing = known(lambda: purge(admin, False))

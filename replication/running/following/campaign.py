@@ -204,6 +204,9 @@ class Campaign:
 
     async def _follow(self) -> None:
         record = self.found.record if self.found is not None else None
+        if record is not None and not record.epoch and record.missing:
+            waits = ", ".join(record.missing)
+            self.note("joining", f"{self._group} is being founded: it waits for {waits}")
         if record is None or record.leader in (None, self.me):
             return
         if self._state.log.disk_full:
@@ -224,9 +227,10 @@ class Campaign:
         self._election.asked()
         self._news.set()
 
-    def left(self) -> None:
-        """A stream ended."""
-        self._hurried_ms = steady_ms() + 2 * self._times.lease_ms
+    def left(self, *, followed: bool) -> None:
+        """A stream ended; `followed`: it had been a follower's, and was not refused."""
+        if followed:
+            self._hurried_ms = steady_ms() + 2 * self._times.lease_ms
         self._news.set()
 
     # -- standing -----------------------------------------------------------------------------

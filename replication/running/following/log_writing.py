@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from duemq.errors import Internal
-from duemq_server.replication.running.snapshots import in_thread
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.writer import LogWriter
 

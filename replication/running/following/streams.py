@@ -10,12 +10,13 @@ from typing import Protocol
 from duemq.settings import Tls
 from duemq.transport.retrying import Backoff
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
+from duemq_server.replication.protocol.messages import NeedsSnapshot
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
 from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.stream import Following
-from duemq_server.replication.running.snapshots import in_thread
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
@@ -40,8 +41,8 @@ class Candidate(Protocol):
         """The leader hands over."""
         ...
 
-    def left(self) -> None:
-        """A stream ended."""
+    def left(self, *, followed: bool) -> None:
+        """A stream ended; `followed`: it had been a follower's, and was not refused."""
         ...
 
 
@@ -114,9 +115,9 @@ class Streams:
 
     async def _run(self, following: Following, follower: Follower, address: str) -> None:
         try:
-            needed = await following.run(address, self._tls)
+            needed = await self._followed(following, follower, address)
             await self._install(address, follower.record, needed.log_start)
-        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: of what a truncation keeps
+        except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: it may take more later
             self._candidate.note("joining", str(error))
         except DiskFailed as error:  # as where a write meets it: only a start finds what is left
             self._copy.writing.fail(error)
@@ -125,11 +126,18 @@ class Streams:
             log.exception("it cannot be followed")
             self._candidate.note("joining", f"{type(error).__name__}: {error}")
         finally:
-            self._note_committed(follower)
             if following.welcomed:
                 self._backoff.reset()
             self.retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
-            self._candidate.left()
+            self._candidate.left(followed=following.welcomed)
+
+    async def _followed(
+        self, following: Following, follower: Follower, address: str
+    ) -> NeedsSnapshot:
+        try:
+            return await following.run(address, self._tls)
+        finally:  # before a snapshot: after an accepted loss that may hold less
+            self._note_committed(follower)
 
     def _note_committed(self, follower: Follower) -> None:
         self._copy.committed = max(self._copy.committed, follower.committed)

@@ -27,7 +27,8 @@ class Blocked:
         self._told = ""
         self._synced_to: int | None = None  # all, or to there
         self._synced_ms = 0
-        self._disk_stalls = False
+        self.stalled_ms = 0
+        """For how long a sync of the disk here is waited for."""
 
     def look(self, now_ms: int, *, unsynced: bool = False) -> tuple[str, ...]:
         """Their names, sorted; `now_ms`: of the steady clock.  The log is told if it lasts.
@@ -47,7 +48,7 @@ class Blocked:
         synced_to = self._leader.durable if unsynced else None
         if synced_to is None or synced_to != self._synced_to:
             self._synced_to, self._synced_ms = synced_to, now_ms
-        self._disk_stalls = now_ms - self._synced_ms >= TOLD_MS
+        self.stalled_ms = now_ms - self._synced_ms
 
     def _silent(self, now_ms: int) -> list[str]:
         at_end_ms = {p.replica: p.at_end_ms for p in self._leader.followers.values()}
@@ -67,7 +68,7 @@ class Blocked:
             return
         if self._since_ms is None:
             self._since_ms = now_ms
-        lasts = self._disk_stalls or now_ms - self._since_ms >= TOLD_MS
+        lasts = self.stalled_ms >= TOLD_MS or now_ms - self._since_ms >= TOLD_MS
         if reason != self._told and lasts:
             log.warning("%s", reason)
             self._told = reason
@@ -77,7 +78,7 @@ class Blocked:
         """For operators: what it waits for, why, and what that stops; empty: nothing."""
         if not self.names:
             stalls = f"a sync of the disk here takes more than {TOLD_MS / 1000:g} s"
-            return f"nothing is committed: {stalls}" if self._disk_stalls else ""
+            return f"nothing is committed: {stalls}" if self.stalled_ms >= TOLD_MS else ""
         text = f"nothing is committed: it waits for {', '.join(self.names)}"
         left = {each.name for each in self._leader.set.counted} - {*self.names}
         if len(left) < self._min:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from duemq.v1 import nameserver_pb2 as pb
-from duemq_server.replication.protocol.leader import Leader, Progress
+from duemq_server.replication.protocol.followers import Progress
+from duemq_server.replication.protocol.leader import Leader
 
 SILENT_MS = 3_000
 """Six heartbeats."""

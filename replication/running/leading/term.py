@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from duemq.v1 import nameserver_pb2
@@ -42,6 +43,8 @@ READ_S = 1.0
 """Between two looks at the record: nobody tells a leader that it does not lead any more."""
 FULL_MS = 1_000
 """A disk may be full for a moment."""
+STALL_MS = 30_000
+"""A disk that ends no sync for so long, while others' do, is as good as lost."""
 
 
 class Leading:
@@ -115,7 +118,7 @@ class Leading:
     # -- the term ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Appends the EPOCH entry; from now on others may follow.  Raises DiskFull."""
+        """Appends the EPOCH entry; from now on others may follow.  Raises DiskFull, LogFull."""
         leader = self.leader
         self._log.committed = lambda: leader.high_watermark
         self._log.on_written = self._written
@@ -186,7 +189,7 @@ class Leading:
 
     async def _keep_set(self) -> None:
         read_ms = steady_ms()
-        while not self.leader.deposed and not self._is_cut_off():
+        while not (self.leader.deposed or self._is_cut_off() or self._is_held_up()):
             self._lease.alive()
             self._look_now.clear()
             self._look_at_disk()
@@ -205,11 +208,13 @@ class Leading:
                     await self._look_now.wait()
             except TimeoutError:
                 continue
-        log.warning(
-            "epoch %d is over: %s",
-            self.leader.epoch,
-            "somebody else leads" if self.leader.deposed else "it reaches neither store nor all",
-        )
+        reason = "somebody else leads"
+        if not self.leader.deposed and self._is_held_up():
+            reason = "its disk stalls, and others' do not"
+            await self._let_go()
+        elif not self.leader.deposed:
+            reason = "it reaches neither store nor all"
+        log.warning("epoch %d is over: %s", self.leader.epoch, reason)
         self._shipping.wake()
         self.give_up()
 
@@ -229,6 +234,18 @@ class Leading:
         """
         silent = self._lease.silent_ms >= self._times.lease_ms
         return silent and not self.leader.resigned and not self.serves()
+
+    def _is_held_up(self) -> bool:
+        """Nothing is committed for want of its own disk: another one can."""
+        stalls = self._blocked.stalled_ms >= STALL_MS
+        return stalls and not self.leader.resigned and self.leader.is_outrun()
+
+    async def _let_go(self) -> None:
+        """Of the lease: the process may not end before its disk goes on."""
+        self.leader.resign()
+        await self._lease.stop()
+        with suppress(StoreError):  # then it runs out
+            await self._store.release(self.leader.me)
 
     def _look_at_disk(self) -> None:
         """Another replica may have space, or a disk that works."""

@@ -6,10 +6,10 @@ Each broker keeps its own topics and offsets, so most answers are asked of all o
 from __future__ import annotations
 
 from duemq.administering.forgetting import Forgetting
-from duemq.administering.groups import Groups
 from duemq.administering.holds import TimerHolds
 from duemq.administering.letters.dead_letters import DeadLetters
 from duemq.administering.messages import Messages
+from duemq.administering.offsets import Offsets
 from duemq.administering.pending_timers import PendingTimers
 from duemq.administering.probes import Probes
 from duemq.administering.schedules import Schedules
@@ -17,15 +17,15 @@ from duemq.administering.topics import Topics
 from duemq.producing.cancels import Cancelling
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.rescheduling import Rescheduling
-from duemq.settings import ClientSettings
+from duemq.settings import Addresses, ClientSettings
 from duemq.transport.closing import AsyncClient
-from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.cluster_client import Client
 
 
 class Admin(
     DeadLetters,
     Topics,
-    Groups,
+    Offsets,
     Messages,
     Probes,
     PendingTimers,

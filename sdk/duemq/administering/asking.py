@@ -7,7 +7,6 @@ PartialAnswer that is raised where an answer has no place for it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -19,7 +18,6 @@ import grpc.aio
 from duemq.errors import DuemqError, Internal, MissingBroker, PartialAnswer, Unavailable
 from duemq.protocol import checks
 from duemq.protocol.route import Broker
-from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
 
 # For a broker that may be dead, where the others' answers are worth showing without it.
@@ -58,13 +56,7 @@ class Asker:
 
     async def at(self, broker: str, method: Method[T], timeout_s: float | None = None) -> T:
         """One broker's answer; asked again until `timeout_s`.  Raises DuemqErrors."""
-        deadline = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
-
-        async def attempt(left_s: float) -> T:
-            address = self.client.broker(broker).address
-            return await status.answer(method(self.client.channel(address), left_s), address)
-
-        return await retrying.until(deadline, attempt)
+        return await self.client.call(lambda: self.client.broker(broker).address, method, timeout_s)
 
     async def each(
         self,

@@ -10,8 +10,7 @@ from duemq.administering.admin import Admin as AsyncAdmin
 from duemq.administering.letters.dead_letters import Selection
 from duemq.administering.letters.resending import Letter, OnSent, Resending, Resent
 from duemq.descriptions import TimerDescription
-from duemq.settings import ClientSettings
-from duemq.transport.cluster_client import Addresses
+from duemq.settings import Addresses, ClientSettings
 from duemq.transport.loop_thread import Face, Hosted, as_in, blocking
 
 T = TypeVar("T")

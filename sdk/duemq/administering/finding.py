@@ -19,7 +19,7 @@ from duemq.errors import (
 from duemq.message import Message, Origin
 from duemq.protocol import checks, message_ids
 from duemq.protocol.limits import FOUND_MAX
-from duemq.protocol.moments import Moment, epoch_ms
+from duemq.protocol.moments import Moment, span_ms
 from duemq.protocol.names import is_dead_letter, is_system
 from duemq.v1 import message_admin_pb2, stubs
 
@@ -50,9 +50,7 @@ def request_of(
         if value is not None:  # empty it would be all of them
             checks.filled(field, value)
     checks.at_most_one(message_id=message_id, key=key)
-    now_ms = time.time_ns() // 1_000_000
-    from_ms = 0 if since is None else epoch_ms(since, now_ms, "since")
-    to_ms = None if until is None else epoch_ms(until, now_ms, "until")
+    from_ms, to_ms = span_ms(since, until, time.time_ns() // 1_000_000)
     if to_ms is not None and to_ms <= from_ms:
         raise checks.wrong("until", until, f"after since, {since}: nothing lies between")
     return message_admin_pb2.FindMessagesRequest(

@@ -10,7 +10,6 @@ from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
 from duemq.errors import DuemqError, InstanceNotFound, InvalidArgument, Unavailable
 from duemq.protocol.route import RouteCache
-from duemq.transport import status
 from duemq.v1 import nameserver_pb2, stubs
 
 # Of each nameserver.
@@ -77,11 +76,9 @@ class Forgetting(TimerShards):
         unknown: list[InstanceNotFound] = []
 
         async def ask(address: str) -> None:
-            stub = stubs.NameserverStub(self._client.channel(address))
+            forget = stubs.NameserverStub.ask("Forget", request)
             try:
-                answers[address] = await status.answer(
-                    stub.Forget(request, timeout=TIMEOUT_S), address
-                )
+                answers[address] = await self._client.once(address, forget, TIMEOUT_S)
             except InvalidArgument:
                 raise
             except InstanceNotFound as error:

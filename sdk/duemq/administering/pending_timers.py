@@ -14,7 +14,6 @@ from duemq.errors import DuemqError, InvalidArgument, MissingBroker, TopicNotFou
 from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import DUE_MS_MAX, delay_ms
 from duemq.protocol.moments import Moment
-from duemq.protocol.names import check_topic
 from duemq.protocol.route import TimerShard
 from duemq.transport import retrying, status
 from duemq.v1 import stubs, timer_pb2
@@ -108,13 +107,10 @@ class PendingTimers(Timers):
         dry_run: bool,
         request_id: bytes | None,
     ) -> int:
-        check_topic(topic)
-        if key_prefix:
-            timer_keys.check_timer_key(key_prefix, "key_prefix")
-        now_ms = time.time_ns() // 1_000_000
+        timer_keys.check_selection(topic, key_prefix)
         request.topic, request.key_prefix, request.dry_run = topic, key_prefix, dry_run
-        request.from_ms = 0 if since is None else moments.epoch_ms(since, now_ms, "since")
-        request.to_ms = 0 if until is None else max(1, moments.epoch_ms(until, now_ms, "until"))
+        request.from_ms, to_ms = moments.span_ms(since, until, time.time_ns() // 1_000_000)
+        request.to_ms = 0 if to_ms is None else max(1, to_ms)
         if until is not None and request.to_ms <= request.from_ms:
             raise checks.wrong("until", str(until), f"after since, {since}")
         if not dry_run:
@@ -157,12 +153,10 @@ class PendingTimers(Timers):
         """Asked again while the shard has no leader, say; a dry run may take as long as a job."""
         allowed_s = self._asker.timeout_s if request.dry_run else AWAY_S
         timeout_s = JOB_TIMEOUT_S if request.dry_run else WAIT_S
+        change = stubs.TimerStub.ask("ChangePending", request)
 
         async def attempt(left_s: float) -> timer_pb2.ChangePendingResponse:
-            address = self._address_of(shard)
-            stub = stubs.TimerStub(self._client.channel(address))
-            call = stub.ChangePending(request, timeout=timeout_s)
-            return await status.answer(call, address)
+            return await self._client.once(self._address_of(shard), change, timeout_s)
 
         return await retrying.until(time.monotonic() + allowed_s, attempt)
 

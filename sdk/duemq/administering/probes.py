@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
-import grpc.aio
-
-from duemq.administering.replicas import Replicas, replicas_in
+from duemq.administering.asking import Method
 from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import (
     BrokerDescription,
     ClusterDescription,
     NameserverDescription,
+    ReplicaDescription,
     StuckTimers,
     TimerStats,
 )
 from duemq.errors import DuemqError
 from duemq.protocol.route import Broker, TimerShard
-from duemq.transport import status
-from duemq.v1 import (
-    admin_pb2,
-    nameserver_pb2,
-    stubs,
-    timer_pb2,
-)
+from duemq.v1 import admin_pb2, nameserver_pb2, stubs, timer_pb2
 
 # To a server that may be dead, where the others' answers are worth showing without it.
 TIMEOUT_S = 2.0
 
 T = TypeVar("T")
+
+Instance = nameserver_pb2.BrokerInstance | nameserver_pb2.TimerInstance
+
+
+class Replicas(NamedTuple):
+    """By the name of the broker or timer shard, those that are lost among them."""
+
+    of_brokers: dict[str, tuple[ReplicaDescription, ...]]
+    of_timers: dict[str, tuple[ReplicaDescription, ...]]
 
 
 class Probes(TimerShards):
@@ -67,33 +69,27 @@ class Probes(TimerShards):
         found += await self._missing_shards(alive)
         return sorted(found, key=lambda timer: timer.shard)
 
-    async def _probe(self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
-        return await status.answer(call(self._client.channel(address)), address)
+    async def _probe(self, address: str, method: Method[T]) -> T | DuemqError:
+        """Its answer, or why there is none."""
+        try:
+            return await self._client.once(address, method, TIMEOUT_S)
+        except DuemqError as error:
+            return error
 
     async def _nameserver(
         self, address: str
     ) -> tuple[NameserverDescription, nameserver_pb2.Cluster | None]:
-        try:
-            cluster = await self._probe(
-                address,
-                lambda to: stubs.NameserverStub(to).GetCluster(
-                    nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S
-                ),
-            )
-        except DuemqError as error:
-            return NameserverDescription(address, str(error)), None
-        return NameserverDescription(address, None), cluster
+        ask = stubs.NameserverStub.ask("GetCluster", nameserver_pb2.GetClusterRequest())
+        found = await self._probe(address, ask)
+        if isinstance(found, DuemqError):
+            return NameserverDescription(address, str(found)), None
+        return NameserverDescription(address, None), found
 
     async def _broker(self, broker: Broker) -> BrokerDescription:
-        try:
-            found = await self._probe(
-                broker.address,
-                lambda to: stubs.BrokerAdminStub(to).DescribeBroker(
-                    admin_pb2.DescribeBrokerRequest(), timeout=TIMEOUT_S
-                ),
-            )
-        except DuemqError as error:
-            return BrokerDescription(broker.name, broker.address, str(error))
+        ask = stubs.BrokerAdminStub.ask("DescribeBroker", admin_pb2.DescribeBrokerRequest())
+        found = await self._probe(broker.address, ask)
+        if isinstance(found, DuemqError):
+            return BrokerDescription(broker.name, broker.address, str(found))
         return BrokerDescription(
             broker.name,
             broker.address,
@@ -110,15 +106,10 @@ class Probes(TimerShards):
 
     async def _timer(self, timer: TimerShard) -> TimerStats:
         where = (timer.name, timer.address, timer.shard, timer.shards)
-        try:
-            found = await self._probe(
-                timer.address,
-                lambda to: stubs.TimerStub(to).GetStats(
-                    timer_pb2.GetStatsRequest(), timeout=TIMEOUT_S
-                ),
-            )
-        except DuemqError as error:
-            return TimerStats(*where, str(error))
+        ask = stubs.TimerStub.ask("GetStats", timer_pb2.GetStatsRequest())
+        found = await self._probe(timer.address, ask)
+        if isinstance(found, DuemqError):
+            return TimerStats(*where, str(found))
         return TimerStats(
             *where,
             None,
@@ -152,3 +143,46 @@ def _with_replicas(
         ),
         tuple(dataclasses.replace(each, replicas=of_timers.get(each.name, ())) for each in timers),
     )
+
+
+def replicas_in(clusters: Iterable[nameserver_pb2.Cluster]) -> Replicas:
+    """The replicas of all that several nameservers list: each as who heard of it last says."""
+    clusters = list(clusters)
+    return Replicas(
+        _newest(one for each in clusters for one in (*each.brokers, *each.lost_brokers)),
+        _newest(one for each in clusters for one in (*each.timers, *each.lost_timers)),
+    )
+
+
+def _newest(instances: Iterable[Instance]) -> dict[str, tuple[ReplicaDescription, ...]]:
+    newest: dict[str, Instance] = {}
+    for one in instances:
+        known = newest.get(one.name)
+        if known is None or _age(known) < _age(one):
+            newest[one.name] = one
+    return {name: tuple(map(_replica, one.replicas)) for name, one in newest.items()}
+
+
+def _age(one: Instance) -> tuple[int, int, int]:
+    return one.version.epoch, one.version.counter, one.last_heard_ms
+
+
+def _replica(one: nameserver_pb2.ReplicaReport) -> ReplicaDescription:
+    return ReplicaDescription(
+        one.name,
+        _role(one.role),
+        one.in_sync,
+        one.epoch,
+        lag_bytes=one.lag_bytes,
+        lag_s=one.lag_s,
+        address=one.address,
+        since_ms=one.since_ms,
+        reason=one.reason,
+    )
+
+
+def _role(role: int) -> str:
+    try:
+        return nameserver_pb2.ReplicaRole.Name(role).lower()
+    except ValueError:  # of a newer release
+        return f"role {role}"

@@ -23,7 +23,6 @@ from duemq.errors import (
 )
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import shard_of_queue
-from duemq.transport import retrying, status
 from duemq.v1 import broker_pb2, stubs, timer_admin_pb2
 
 # Of a release, which is not repeated: a second one would find no owner.
@@ -75,10 +74,9 @@ class TimerShards(Asking):
 
     async def _release(self, owned: Iterable[TimerOwner]) -> None:
         for broker, service_id in sorted({(each.broker, each.id) for each in owned}):
-            address = self._client.broker(broker).address
-            stub = stubs.TimerAdminStub(self._client.channel(address))
             request = timer_admin_pb2.ReleaseTimerQueuesRequest(id=service_id)
-            await status.answer(stub.ReleaseTimerQueues(request, timeout=TIMEOUT_S), address)
+            release = stubs.TimerAdminStub.ask("ReleaseTimerQueues", request)
+            await self._client.once(self._client.broker(broker).address, release, TIMEOUT_S)
 
     async def _forget_holder(self, name: str) -> None:
         """No broker that is there tells any more that this service may hold timers."""
@@ -202,13 +200,7 @@ class AskingShards(TimerShards):
 
     async def _ask(self, address: Callable[[], str], method: Method[T], timeout_s: float) -> T:
         """Asked again while a shard has no leader, say: each question may be repeated."""
-
-        async def attempt(left_s: float) -> T:
-            asked = address()
-            return await status.answer(method(self._client.channel(asked), left_s), asked)
-
-        deadline = time.monotonic() + min(timeout_s, self._asker.timeout_s)
-        return await retrying.until(deadline, attempt)
+        return await self._client.call(address, method, min(timeout_s, self._asker.timeout_s))
 
     def _address_of(self, shard: TimerShard) -> str:
         """Where it is now: another of its replicas may lead."""

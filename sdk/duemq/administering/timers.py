@@ -16,9 +16,8 @@ from duemq.producing.handle import text_of
 from duemq.protocol import checks, moments
 from duemq.protocol.limits import TIMERS_MAX
 from duemq.protocol.moments import Moment
-from duemq.protocol.names import check_topic
 from duemq.protocol.route import TimerShard
-from duemq.protocol.timer_keys import check_timer_key
+from duemq.protocol.timer_keys import check_selection
 from duemq.transport import retrying, status
 from duemq.v1 import stubs, timer_inspector_pb2
 from duemq.v1.message_pb2 import TimerHandle
@@ -112,12 +111,11 @@ class Timers(AskingShards):
         left_s: float,
     ) -> Exception | None:
         """Fills `found`; the last error of a handle."""
-        stub = Stub(self._client.channel(address))
         error, done = None, 0
         while done < len(places):
             asked = places[done : done + TIMERS_MAX]
             request = timer_inspector_pb2.GetTimersRequest(handles=[wanted[at] for at in asked])
-            answer = await status.answer(stub.GetTimers(request, timeout=left_s), address)
+            answer = await self._client.once(address, Stub.ask("GetTimers", request), left_s)
             if not answer.timers:
                 return Unavailable(f"{address} answered nothing for {len(asked)} handles")
             for at, each in zip(asked, answer.timers, strict=False):
@@ -204,18 +202,16 @@ def _request(
     limit: int | None,
     bodies: bool,
 ) -> timer_inspector_pb2.ListTimersRequest:
-    check_topic(topic)
-    if key_prefix != "":
-        check_timer_key(key_prefix, "key_prefix")
+    check_selection(topic, key_prefix)
     checks.flag("bodies", bodies)
-    now_ms = time.time_ns() // 1_000_000
+    from_ms, to_ms = moments.span_ms(since, until, time.time_ns() // 1_000_000)
     if limit is not None:
         checks.whole("limit", limit, 1, 1 << 40)
     return timer_inspector_pb2.ListTimersRequest(
         topic=topic,
         key_prefix=key_prefix,
-        from_ms=0 if since is None else moments.epoch_ms(since, now_ms, "since"),
-        to_ms=0 if until is None else max(1, moments.epoch_ms(until, now_ms, "until")),
+        from_ms=from_ms,
+        to_ms=0 if to_ms is None else max(1, to_ms),
         limit=min(limit or PAGE, PAGE),
         with_bodies=bodies,
     )

@@ -12,8 +12,8 @@ from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import ConsumerSettings, PushOptions
 from duemq.errors import Closed, MissingBroker
 from duemq.protocol.balance import MessageQueue
+from duemq.settings import Addresses
 from duemq.transport.closing import Closing
-from duemq.transport.cluster_client import Addresses
 from duemq.transport.loop_thread import Face, Hosted, LoopThread, blocking, described_as, in_loop
 
 

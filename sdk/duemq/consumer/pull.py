@@ -42,8 +42,9 @@ from duemq.protocol.balance import MessageQueue
 from duemq.protocol.limits import OFFSET_MAX, TOPIC_ID_MAX
 from duemq.protocol.moments import epoch_ms
 from duemq.protocol.sql import Sql
+from duemq.settings import Addresses
 from duemq.transport.closing import AsyncClient
-from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.cluster_client import Client
 from duemq.v1 import view_pb2
 
 log = logging.getLogger(__name__)
@@ -374,8 +375,7 @@ class PullConsumer(AsyncClient):
         self._news.set()
 
     def _fetcher(self, broker: str) -> Fetcher:
-        fetcher = self._fetchers.get(broker)
-        if fetcher is None:
+        if (fetcher := self._fetchers.get(broker)) is None:
             if self._closed:  # meanwhile: nobody would end it
                 raise Closed("the consumer is closed")
             fetcher = self._fetchers[broker] = Fetcher(

@@ -20,8 +20,9 @@ from duemq.consumer.settings import (
 )
 from duemq.errors import Closed, FencedMember, MissingBroker, Rejected, Timeout
 from duemq.protocol.balance import MessageQueue, strategy_named
+from duemq.settings import Addresses
 from duemq.transport.closing import AsyncClient
-from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.cluster_client import Client
 from duemq.transport.streams import first_of
 
 log = logging.getLogger(__name__)

@@ -53,9 +53,9 @@ class ConsumerSettings:
 
     start_from: StartFrom = "latest"
     """Where a group begins in a queue that it has no offset for: "earliest", "latest", or a time
-    (an aware datetime, ms since the epoch, RFC 3339 text, or "-1h").  Of a queue that comes while
-    the consumer runs, "latest" leaves out nothing that was stored since the consumer
-    started."""
+    (an aware datetime, ms since the epoch, RFC 3339 text, or "-1h").  Of a queue that comes
+    later, "latest" leaves out nothing that was stored since the consumer started, or since the
+    group began, as far as its coordinator knows that."""
     threads: int = 20
     """Callbacks at a time: threads, or tasks if the callback is a coroutine function."""
     batch_messages_max: int = 1_000

@@ -192,12 +192,14 @@ class Batch:
             self.draw(index)
         if parent is None and index < self.traced_next:
             return
-        if may_begin(extras, parent) and sends.may_be_light(labels[2], parent):
+        if not may_begin(extras, parent):
+            return
+        if sends.may_be_light(labels[2], parent):
             self._add_to_run(index, body_bytes, labels, parent)
             return
-        begun = begin_send(self.topic, index, body_bytes, extras, labels, parent)
+        begun = sends.begin(self.topic, body_bytes, *labels, parent)
         if begun is not None:
-            self._add_begun(*begun)
+            self._add_begun(index, *begun)
 
     def draw(self, index: int) -> None:
         """Decides which of the messages from `index` on get a trace."""
@@ -392,18 +394,3 @@ def may_begin(extras: Extras | None, parent: SpanContext | None) -> bool:
     if parent is sends.UNSAMPLED:
         return False
     return extras is None or len(extras.encoded) <= PROPERTIES_BYTES_DEFAULT - TRACE_BYTES_MAX
-
-
-def begin_send(
-    topic: str,
-    index: int,
-    body_bytes: int,
-    extras: Extras | None,
-    labels: Labels,
-    parent: SpanContext | None,
-) -> Begun | None:
-    """As `sends.begin`; None: it gets no trace."""
-    if not may_begin(extras, parent):
-        return None
-    begun = sends.begin(topic, body_bytes, *labels, parent)
-    return (index, begun[0], (begun[1],) if begun[1] else ()) if begun is not None else None

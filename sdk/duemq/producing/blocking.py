@@ -22,8 +22,7 @@ from duemq.producing.receipt import PendingReceipt, Receipts
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
-from duemq.settings import ProducerSettings
-from duemq.transport.cluster_client import Addresses
+from duemq.settings import Addresses, ProducerSettings
 from duemq.transport.loop_thread import Face, Hosted, blocking, refuse_inside
 
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
@@ -232,7 +231,7 @@ os.register_at_fork(after_in_child=_orphan_producers)
 
 
 @atexit.register
-def _close_producers() -> None:
+def close_producers() -> None:
     """Sends what is left in producers that nobody closed, in one `close_timeout_s` for all."""
     left = list(_open_producers)
     # What they could not send is in the log: nobody could catch the error.

@@ -11,7 +11,7 @@ from typing import overload
 from duemq.errors import DuemqError
 from duemq.producing import handle as handles
 from duemq.producing.keyed import asks
-from duemq.producing.keyed.asks import TimerKey, TimerOwner, keys_of
+from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner, keys_of
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.sent import Receipt
@@ -96,6 +96,17 @@ def decoded_all(given: object) -> list[TimerHandle]:
     if isinstance(given, list | tuple):
         given = [_text(each) for each in given]
     return handles.decode_all(given)
+
+
+def refs_of(
+    handle: Handle | Handles | None, key: TimerKey | Sequence[TimerKey] | None
+) -> tuple[Sequence[Ref], bool]:
+    """What is meant, and whether it was one and no list.  Raises InvalidArgument."""
+    if key is not None:
+        checks.at_most_one(handle=handle, key=key)
+        return keys_of(key)
+    single = isinstance(handle, Handle)
+    return decoded_all([handle] if single else handle), single
 
 
 def _text(handle: object) -> object:

@@ -14,7 +14,6 @@ from duemq.producing.batch import (
     Batch,
     Begun,
     Labels,
-    begin_send,
     may_begin,
 )
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, Extras, extras_of
@@ -366,8 +365,8 @@ def _begun(
         runs = runs_of(count) if parent is not None else head.drawn_runs(count)
         return [_begun_run(run, bodies, key, tag, parent) for run in runs]
     indexes = range(count) if parent is not None else head.drawn(count)
-    begun = (begin_send(topic, at, len(bodies[at]), extras, labels, parent) for at in indexes)
-    return [each for each in begun if each is not None]
+    begun = ((at, sends.begin(topic, len(bodies[at]), *labels, parent)) for at in indexes)
+    return [(at, *each) for at, each in begun if each is not None]
 
 
 def _begun_run(

@@ -16,17 +16,16 @@ from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.losses import Losses, log_unanswered
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts
+from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts, until_done
 from duemq.producing.rescheduling import Rescheduling
 from duemq.producing.sender import Sender
-from duemq.producing.waiting import until_done
 from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
-from duemq.settings import ProducerSettings
+from duemq.settings import Addresses, ProducerSettings
 from duemq.transport.closing import AsyncClient
-from duemq.transport.cluster_client import Addresses, Client
+from duemq.transport.cluster_client import Client
 
 
 class Producer(AsyncClient, Cancelling, Rescheduling):

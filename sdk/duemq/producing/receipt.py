@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, overload
 
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
-from duemq.producing.waiting import until_done
 from duemq.sent import PendingSend, Receipt
 from duemq.transport.loop_thread import refuse_inside
 
@@ -137,3 +138,23 @@ def wait(batch: Batch, timeout_s: float | None) -> None:
         timeout=-1 if timeout_s is None else max(0.0, timeout_s)
     ):
         raise Timeout(f"no answer within {timeout_s} s yet", limit=timeout_s or 0)
+
+
+async def until_done(batch: Batch) -> None:
+    """Returns when the batch is stored or given up; also in another thread's loop."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def wake() -> None:
+        if threading.get_ident() == thread:
+            end()
+        else:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(end)
+
+    if batch.on_done(wake):
+        await waiter

@@ -6,10 +6,10 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
-from duemq.producing.cancels import Handle, Handles, decoded_all
+from duemq.producing.cancels import Handle, Handles, refs_of
 from duemq.producing.handle import text_of
 from duemq.producing.keyed import asks
-from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner, keys_of
+from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner
 from duemq.protocol import checks
 from duemq.protocol.due import Due, due_of
 from duemq.protocol.moments import Moment
@@ -102,13 +102,7 @@ class Rescheduling(TimerOwner):
         due = due_of(delay, deliver_at, None)
         if due is None:
             raise checks.wrong("delay", None, "delay or deliver_at")
-        refs: Sequence[Ref]
-        if key is not None:
-            checks.at_most_one(handle=handle, key=key)
-            refs, single = keys_of(key)
-        else:
-            single = isinstance(handle, Handle)
-            refs = decoded_all([handle] if single else handle)
+        refs, single = refs_of(handle, key)
         answers = await self._reschedule(refs, due)
         return answers[0] if single else answers
 
@@ -133,13 +127,7 @@ class Rescheduling(TimerOwner):
         InvalidArgument; Unavailable when a timer shard cannot be asked in time: it may have fired
         them all the same.  Of a list the error's `answers` say which were.
         """
-        refs: Sequence[Ref]
-        if key is not None:
-            checks.at_most_one(handle=handle, key=key)
-            refs, single = keys_of(key)
-        else:
-            single = isinstance(handle, Handle)
-            refs = decoded_all([handle] if single else handle)
+        refs, single = refs_of(handle, key)
         outcomes = await self._fire(refs)
         return outcomes[0] if single else outcomes
 

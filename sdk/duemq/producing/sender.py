@@ -15,9 +15,9 @@ from duemq.producing.broker_link import Link
 from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.pumping.in_flight import Frame
-from duemq.producing.pumping.pump import NEVER, Answer, Pump, Step
-from duemq.producing.waiting import until_done
+from duemq.producing.pumping.in_flight import Answer, Frame
+from duemq.producing.pumping.pump import NEVER, Pump, Step
+from duemq.producing.receipt import until_done
 from duemq.protocol.names import check_sent_to, check_topic
 from duemq.settings import ProducerSettings
 from duemq.tracing import meters, spans

@@ -32,6 +32,12 @@ DUE_MS = 11
 DELAY_LEVELS = 12
 
 
+DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+"""As brokers are set by default; level 1 is the first."""
+LEVELS_MAX = 256
+_LEVEL = re.compile(rf"(\d{{1,9}})({'|'.join(UNITS_MS)})", re.ASCII)
+
+
 class Due(NamedTuple):
     """When to deliver: `value` goes into the batch's array of number `field`."""
 
@@ -155,6 +161,19 @@ def _bad_moment(moment: object, reason: str = "") -> InvalidArgument:
         "an aware datetime, epoch milliseconds or RFC 3339 text, from 1970 to 9999"
         + (f"; {reason}" if reason else ""),
     )
+
+
+def parse_levels(text: str, field: str = "delay_levels") -> tuple[int, ...]:
+    """Milliseconds of each delay of a table.  Raises InvalidArgument."""
+    words = text.split()
+    checks.count(field, len(words), 1, LEVELS_MAX, "delays")
+    levels = []
+    for word in words:
+        match = _LEVEL.fullmatch(word)
+        if not match:
+            raise checks.wrong(field, word, "a number and one of ms, s, m, h, d")
+        levels.append(int(match[1]) * UNITS_MS[match[2]])
+    return tuple(levels)
 
 
 class Edges(NamedTuple):

@@ -36,6 +36,12 @@ def epoch_ms(moment: Moment, now_ms: int, field: str) -> int:
     return found
 
 
+def span_ms(since: Moment | None, until: Moment | None, now_ms: int) -> tuple[int, int | None]:
+    """From when on, and before when; None: without end.  Raises InvalidArgument."""
+    from_ms = 0 if since is None else epoch_ms(since, now_ms, "since")
+    return from_ms, None if until is None else epoch_ms(until, now_ms, "until")
+
+
 def _text_ms(text: str, now_ms: int, field: str) -> int | None:
     if text == "now":
         return now_ms

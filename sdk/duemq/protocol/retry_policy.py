@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from duemq.protocol import checks, due
-from duemq.protocol.delay_levels import LEVELS_MAX, parse_levels
+from duemq.protocol.due import LEVELS_MAX, parse_levels
 
 RETRIES_MAX = 1_000
 DELAYS_MAX = LEVELS_MAX

@@ -98,7 +98,7 @@ class TimerShard:
     shards: int
     epoch: int = field(default=0, compare=False)
     counter: int = field(default=0, compare=False)
-    store_id: int = field(default=0, compare=False)
+    store_id: int = 0
     key_shards: int = 0
     """Shards that timer keys and schedules are divided over; 0, of an older release: `shards`."""
 

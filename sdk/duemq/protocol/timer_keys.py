@@ -30,6 +30,13 @@ def check_timer_key(key: object, field: str = "timer_key") -> None:
     checks.matches(field, key, _TIMER_KEY, _RULE)
 
 
+def check_selection(topic: str, key_prefix: str) -> None:
+    """Raises InvalidArgument unless these are some delayed messages' topic and keys; "": all."""
+    names.check_topic(topic)
+    if key_prefix != "":
+        check_timer_key(key_prefix, "key_prefix")
+
+
 def check_move(topic: str, to_topic: str) -> None:
     """Raises InvalidArgument unless delayed messages of `topic` may go to `to_topic` instead."""
     names.check_topic(to_topic)

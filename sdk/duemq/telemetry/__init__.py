@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -57,7 +58,7 @@ def configure(
     service.instance.id.  If the process has an opentelemetry-sdk tracer provider already, the
     exporter joins it.  Sampling: OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG; queue and rhythm:
     OTEL_BSP_*; the collector: OTEL_EXPORTER_OTLP_*.  A second call replaces the first's pipeline.
-    At the interpreter's exit `shutdown` is called.
+    At the interpreter's exit `shutdown` is called, after producers that nobody closed have sent.
 
     Raises InvalidArgument for an unknown exporter, for wrong OTEL_EXPORTER_OTLP_* variables and for
     certificates that cannot be used, Unavailable where a package is missing.
@@ -87,8 +88,8 @@ def configure(
         ) from error
     _last = _pipeline
     # Registered last, called first: OpenTelemetry's own end at exit may wait for 30 s.
-    atexit.unregister(shutdown)
-    atexit.register(shutdown)
+    atexit.unregister(_end)
+    atexit.register(_end)
     return _pipeline
 
 
@@ -99,6 +100,14 @@ def configure_from_env(service: str, *, instance: str = "") -> Pipeline | None:
         os.environ.get("DUEMQ_TRACING", "off"),
         instance=instance,
     )
+
+
+def _end() -> None:
+    """At exit: what producers that nobody closed still send has spans, too."""
+    producers = sys.modules.get("duemq.producing.blocking")
+    if producers is not None:
+        producers.close_producers()
+    shutdown()
 
 
 def shutdown(timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:

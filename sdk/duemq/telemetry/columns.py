@@ -50,6 +50,8 @@ INTEGER_ATTRIBUTES: Mapping[str, str] = {
     "attempt": attribute.ATTEMPT,
 }
 
+_OURS = "duemq"
+
 # Said by the system itself, the operation, the broker's name; worth no bytes.
 _IMPLIED = frozenset(
     {
@@ -86,7 +88,7 @@ def _put_identity(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
         batch.parent_span_ids = b"".join(
             (span.parent.span_id if span.parent else 0).to_bytes(8, "big") for span in spans
         )
-    put_texts(batch.name, [span.name for span in spans])
+    put_texts(batch.name, [_whole(span.name) for span in spans])
     put_texts(batch.kind, [span.kind.name for span in spans])
     put_texts(batch.status, [span.status.status_code.name for span in spans])
     for column, name in ((batch.service, "service.name"), (batch.instance, "service.instance.id")):
@@ -126,12 +128,14 @@ def _link_ids(span: ReadableSpan) -> Iterable[tuple[bytes, bytes]]:
 
 def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
     rows = [dict(span.attributes or {}) for span in spans]
+    # Another system's topics and messages are not to be counted among ours.
+    known = [row if row.get(attribute.SYSTEM, _OURS) == _OURS else {} for row in rows]
     for column, name in STRING_ATTRIBUTES.items():
-        put_texts(getattr(batch, column), _taken(rows, name, _is_string, ""))
+        put_texts(getattr(batch, column), _taken(known, name, _is_string, ""))
     for column, name in INTEGER_ATTRIBUTES.items():
         fits = partial(_is_integer, _RANGES.get(column, _INT64))
-        _put_numbers(getattr(batch, column), _taken(rows, name, fits, 0))
-    queues = _taken(rows, attribute.QUEUE, _is_queue, -1)
+        _put_numbers(getattr(batch, column), _taken(known, name, fits, 0))
+    queues = _taken(known, attribute.QUEUE, _is_queue, -1)
     if any(queue != -1 for queue in queues):
         batch.queue_id.extend(int(queue) for queue in queues)
     put_texts(batch.attributes, [_rest(row) for row in rows])
@@ -145,7 +149,12 @@ def _taken(
 
 
 def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and _whole(value) == value
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, as a file's name can have: protobuf takes none."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _is_integer(allowed: range, value: Any) -> bool:
@@ -157,8 +166,9 @@ def _is_queue(value: Any) -> bool:
 
 
 def _rest(row: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in row.items() if name not in _IMPLIED}
-    return json.dumps(rest, separators=(",", ":"), sort_keys=True) if rest else ""
+    ours = row.get(attribute.SYSTEM) == _OURS
+    rest = {name: value for name, value in row.items() if not (ours and name in _IMPLIED)}
+    return json.dumps(rest, separators=(",", ":"), sort_keys=True, default=str) if rest else ""
 
 
 def _process_of(resource: Resource) -> tuple[str, str]:
@@ -167,7 +177,7 @@ def _process_of(resource: Resource) -> tuple[str, str]:
 
 def _text_of(resource: Resource | None, name: str) -> str:
     value = resource.attributes.get(name, "") if resource else ""
-    return value if isinstance(value, str) else json.dumps(value)
+    return _whole(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _put_numbers(column: Any, values: Sequence[int]) -> None:

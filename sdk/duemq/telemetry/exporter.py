@@ -66,14 +66,17 @@ class CountingExporter(SpanExporter):
         self._stop_at = monotonic_s
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends the spans; too large a batch is halved; FAILURE after the drop was counted."""
+        """Sends the spans; FAILURE after the drop was counted.
+
+        Too large a batch is halved, and one of which a span cannot be written: it is found so.
+        """
         if not spans:
             return SpanExportResult.SUCCESS
         if self._stops():
             return self._drop(len(spans), "shutting down")
         try:
             self.deliver(spans)
-        except TooLarge as error:
+        except (TooLarge, TypeError, ValueError) as error:
             return self._halve(spans, error)
         except Exception as error:  # Of whatever kind: what is lost is counted.
             return self._drop(len(spans), str(error) or type(error).__name__)
@@ -83,7 +86,7 @@ class CountingExporter(SpanExporter):
             _logger.info("trace export works again", extra={"dropped": self.dropped})
         return SpanExportResult.SUCCESS
 
-    def _halve(self, spans: Sequence[ReadableSpan], error: TooLarge) -> SpanExportResult:
+    def _halve(self, spans: Sequence[ReadableSpan], error: Exception) -> SpanExportResult:
         if len(spans) == 1:
             return self._drop(1, str(error))
         half = len(spans) // 2

@@ -181,6 +181,7 @@ class ProcessRows(LightRows[ProcessFrame]):
                 attribute.BROKER: call.broker,
                 attribute.GROUP: call.group,
                 attribute.CLIENT_ID: call.client_id,
+                attribute.BROADCAST: isinstance(call.client_id, attribute.BroadcastId),
                 attribute.KEY: frame.keys[0],
                 attribute.TAG: frame.tags[0],
                 attribute.DUE_MS: due_ms,

@@ -6,6 +6,7 @@ from opentelemetry.trace import Status
 
 from duemq.telemetry.light_spans import ProcessRows
 from duemq.telemetry.string_columns import joined, put_by_frame, put_texts, repeated
+from duemq.tracing.attributes import BROADCAST, BroadcastId
 from duemq.v1.trace_pb2 import SpanBatch
 
 
@@ -24,6 +25,7 @@ def encode(rows: ProcessRows, schema_version: int, service: str, instance: str) 
         (batch.broker, [call.broker for call in calls]),
         (batch.consumer_group, [call.group for call in calls]),
         (batch.client_id, [call.client_id for call in calls]),
+        (batch.attributes, [_rest(call.client_id) for call in calls]),
     ):
         put_by_frame(shared, values, counts)
     batch.trace_ids = b"".join([frame.trace_ids for frame in frames])
@@ -45,6 +47,11 @@ def encode(rows: ProcessRows, schema_version: int, service: str, instance: str) 
     _put_dues(batch, joined(frame.due_ms for frame in frames))
     _put_failures(batch, joined(frame.failures for frame in frames))
     return batch.SerializeToString()
+
+
+def _rest(client_id: str) -> str:
+    """What has no column."""
+    return f'{{"{BROADCAST}":true}}' if isinstance(client_id, BroadcastId) else ""
 
 
 def _put_dues(batch: SpanBatch, dues_ms: list[int]) -> None:

@@ -165,14 +165,18 @@ class SpanQueue(SpanProcessor):
         return True
 
     def _export(self, *, whole: bool = True) -> None:
-        """What is worth an export, or the `whole`: a small export costs as much."""
+        """What is worth an export, or the `whole`: a small export costs as much.
+
+        Of what waits now: something comes meanwhile, always, where there is enough to do.
+        """
         with self._exporting:
             token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+            left = self._counts.waiting
             try:
-                while self._export_spans(whole) + sum(
-                    self._export_frames(kind, whole) for kind in self._frames
-                ):
-                    pass
+                while left > 0:
+                    count = self._export_spans(whole)
+                    count += sum(self._export_frames(kind, whole) for kind in self._frames)
+                    left = left - count if count else 0
             finally:
                 detach(token)
 

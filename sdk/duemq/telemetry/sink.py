@@ -47,6 +47,11 @@ class TraceQueue:
     address: str
     queue_id: int
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """The broker numbers by it, wherever it is reached: also another process of its group."""
+        return self.broker, self.queue_id
+
 
 class TraceSink:
     """A connection for trace batches."""
@@ -64,7 +69,7 @@ class TraceSink:
         self._turn = secrets.randbelow(1 << 16)  # processes begin at different queues
         self._producer_id = secrets.randbits(63)
         self._epoch = 0
-        self._sequences: dict[TraceQueue, int] = {}
+        self._sequences: dict[tuple[str, int], int] = {}
         self._message_ids = f"{secrets.token_hex(8)}-"
         self._messages = 0
 
@@ -81,7 +86,7 @@ class TraceSink:
             self._avoided[lane.broker] = time.monotonic() + AVOID_S
             self._lanes = []
             raise
-        self._sequences[lane] = self._sequences.get(lane, 0) + 1
+        self._sequences[lane.key] = self._sequences.get(lane.key, 0) + 1
 
     def close(self) -> None:
         """Closes the connections."""
@@ -94,7 +99,7 @@ class TraceSink:
             queue_id=lane.queue_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
-            sequence=self._sequences.get(lane, 0),
+            sequence=self._sequences.get(lane.key, 0),
             untraced=True,
         )
         born_ms = time.time_ns() // 1_000_000
@@ -148,7 +153,7 @@ class TraceSink:
         return lanes
 
     def _create(self) -> None:
-        """Makes the topic on every broker, so that all can take traces."""
+        """Makes the topic on every broker that can, so that all take traces."""
         everything = nameserver_pb2.GetClusterRequest()
         cluster: nameserver_pb2.Cluster = self._client.ask(
             lambda to: NameserverStub(to).GetCluster, everything
@@ -156,5 +161,13 @@ class TraceSink:
         request = admin_pb2.CreateTopicRequest(
             topic=admin_pb2.TopicConfig(name=self._topic), if_missing=True
         )
+        refused: list[DuemqError] = []
         for broker in cluster.brokers:
-            self._client.call(broker.address, lambda to: BrokerAdminStub(to).CreateTopic, request)
+            try:
+                self._client.call(
+                    broker.address, lambda to: BrokerAdminStub(to).CreateTopic, request
+                )
+            except DuemqError as error:
+                refused.append(error)
+        if refused and len(refused) == len(cluster.brokers):
+            raise refused[0]

@@ -14,8 +14,9 @@ from duemq.administering.schedules import Schedules
 from duemq.administering.timers import Timers
 from duemq.errors import MissingBroker
 from duemq.protocol.route import TimerShard
-from duemq.testing import timer_looks
-from duemq.testing.broker import NAME, MemoryBroker
+from duemq.testing import waiting
+from duemq.testing.broker import MemoryBroker
+from duemq.testing.logs import NAME
 from duemq.transport.cluster_client import Client
 from duemq.v1 import timer_inspector_pb2
 
@@ -88,7 +89,7 @@ class _MemoryChannel:
             timer_inspector_pb2.TimerBucket(
                 from_ms=each.from_ms, to_ms=each.to_ms, pending=each.pending
             )
-            for each in timer_looks.histogram(self._broker, request.topic or None)
+            for each in waiting.histogram(self._broker, request.topic or None)
         ]
         return timer_inspector_pb2.TimerHistogram(now_ms=self._broker.now_ms, buckets=buckets)
 

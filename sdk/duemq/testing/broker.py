@@ -1,20 +1,18 @@
-"""What the twin stores: queues, timers, dead letters.  Pure; `now_ms` moves only when it is told.
+"""What the twin stores, and what waits in it.  Pure; `now_ms` moves only when it is told.
 
-Of one broker, `memory`.  What producers send arrives as the bytes that a broker would get, so that
-arguments, encoding and receipts are the real ones.
+What producers send arrives as the bytes that a broker would get, so that arguments, encoding and
+receipts are the real ones.
 """
 
 from __future__ import annotations
 
 import heapq
 import struct
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from duemq.descriptions import ResumePolicy
 from duemq.errors import InvalidArgument, TooLarge, TopicNotFound
-from duemq.message import Message, Origin
 from duemq.producing import handle
 from duemq.producing.batch import Batch
 from duemq.producing.batch_encoding import Numbers
@@ -23,23 +21,14 @@ from duemq.producing.keyed.asks import Ref, TimerKey
 from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
-from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
-from duemq.protocol.due import DELAYS_MS, DUE_MS_MAX, Due
-from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT, QUEUES_MAX
-from duemq.protocol.names import check_topic, is_system
+from duemq.protocol.due import DEFAULT_LEVELS, DELAYS_MS, DUE_MS_MAX, Due, parse_levels
+from duemq.protocol.names import is_system
+from duemq.testing.logs import NAME, MemoryLogs
 from duemq.v1 import broker_pb2, timer_pb2
 from duemq.v1.message_pb2 import Record, TimerHandle
 
-NAME = "memory"
 STORE_ID = 1
 LEVELS_MS = parse_levels(DEFAULT_LEVELS)
-
-
-class StoredEntry(NamedTuple):
-    """A stored message.  `number`: in the order of storing, whatever the queue."""
-
-    number: int
-    message: Message
 
 
 class Pending(NamedTuple):
@@ -65,6 +54,7 @@ class _Timer(NamedTuple):
 class Timer(NamedTuple):
     """A message that was, or is, delayed, and what became of it."""
 
+    place: int
     handle: str
     what: _Timer
     outcome: CancelOutcome | None
@@ -97,17 +87,13 @@ class Repeating(Protocol):
         """The timer at that place no longer waits."""
 
 
-class MemoryBroker:
+class MemoryBroker(MemoryLogs):
     """All that is stored."""
 
     source = (STORE_ID, 0)
 
     def __init__(self, now_ms: int, queues: int) -> None:
-        self.now_ms = now_ms
-        self._default_queues = queues
-        self._topics: dict[str, list[list[StoredEntry]]] = {}
-        self._turns: defaultdict[str, int] = defaultdict(int)
-        self._stored = 0
+        super().__init__(now_ms, queues)
         self._timers: list[_Timer] = []  # by their place in %TIMER%; stay when they are done
         self._outcomes: dict[int, CancelOutcome] = {}  # place → what became of it
         self._heap: list[tuple[int, int]] = []  # (due_ms, place); cancelled ones stay in it
@@ -121,47 +107,16 @@ class MemoryBroker:
         self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
         self.repeating: Repeating | None = None
 
-    # ── topics ───────────────────────────────────────────────────────────────────────
-
     def create_topic(self, topic: str, queues: int | None = None) -> None:
-        """If it is missing.  Raises InvalidArgument."""
-        check_topic(topic)
-        checks.whole("queues", queues or 0, 0, QUEUES_MAX)
-        self._make(topic, queues or self._default_queues)
+        """If it is missing; what waited for it comes.  Raises InvalidArgument."""
+        super().create_topic(topic, queues)
         stuck, self._stuck = self._stuck, []
         for place in stuck:
             heapq.heappush(self._heap, (self._timers[place].due_ms, place))
         if stuck:
             self.fire()
 
-    def delete_topic(self, topic: str) -> None:
-        """With its messages; what waits for its time stays.  Raises TopicNotFound."""
-        if self._topics.pop(topic, None) is None:
-            raise TopicNotFound(f"no topic {topic!r}", field="name", value=topic)
-        self._turns.pop(topic, None)
-
-    def holds(self, queue: MessageQueue, entry: StoredEntry) -> bool:
-        """Whether it is there: its topic was not deleted since, nor made anew."""
-        logs = self._topics.get(queue.topic, ())
-        log = logs[queue.queue_id] if queue.queue_id < len(logs) else ()
-        offset = entry.message.offset
-        return offset < len(log) and log[offset] is entry
-
-    def queues_of(self, topic: str) -> list[MessageQueue]:
-        """Answers none if there is no such topic."""
-        count = len(self._topics.get(topic, ()))
-        return [MessageQueue(topic, NAME, queue_id) for queue_id in range(count)]
-
-    def log(self, queue: MessageQueue) -> Sequence[StoredEntry]:
-        """All that was stored in a queue; an entry's index is its offset."""
-        return self._topics[queue.topic][queue.queue_id]
-
-    def messages(self, topic: str) -> list[Message]:
-        """Of all queues, in the order of storing."""
-        entries = [entry for log in self._topics.get(topic, ()) for entry in log]
-        return [entry.message for entry in sorted(entries, key=lambda entry: entry.number)]
-
-    # ── storing ──────────────────────────────────────────────────────────────────────
+    # ── what producers send ──────────────────────────────────────────────────────────
 
     def send(self, batch: Batch) -> None:
         """Stores a producer's batch and answers it, as its broker would."""
@@ -189,42 +144,11 @@ class MemoryBroker:
             batch.stored(NAME, STORE_ID, 0, first, self.now_ms, packed)
             self.fire()
             return
-        queue_id = self._turn(batch.topic) if wanted is None else wanted
-        offset = len(self._topics[batch.topic][queue_id])
+        queue_id = self.queue_for(batch.topic, wanted)
+        offset = len(self.log(MessageQueue(batch.topic, NAME, queue_id)))
         for record in records:
             self.append(batch.topic, queue_id, record)
         batch.stored(NAME, STORE_ID, queue_id, offset, self.now_ms, b"")
-
-    def append(self, topic: str, queue_id: int, record: Record) -> None:
-        """Stores one record; a group's own topics are made."""
-        self._make(topic, 1)
-        log = self._topics[topic][queue_id]
-        message = Message(record, Origin(topic, NAME, queue_id), len(log), self.now_ms)
-        log.append(StoredEntry(self._stored, message))
-        self._stored += 1
-
-    def _make(self, topic: str, queues: int) -> None:
-        if topic not in self._topics:
-            self._topics[topic] = [[] for _ in range(queues)]
-
-    def _turn(self, topic: str) -> int:
-        """The next queue for a message without an ordering key."""
-        turn = self._turns[topic]
-        self._turns[topic] = turn + 1
-        return turn % len(self._topics[topic])
-
-    def check(self, topic: str, records: Sequence[Record]) -> None:
-        """Raises TopicNotFound, TooLarge."""
-        if topic not in self._topics:
-            raise TopicNotFound(f"topic {topic!r} does not exist", field="topic", value=topic)
-        longest = max(len(record.body) for record in records)
-        if longest > MESSAGE_BYTES_DEFAULT:
-            raise TooLarge(
-                f"body: {longest} bytes, at most {MESSAGE_BYTES_DEFAULT}",
-                field="body",
-                value=longest,
-                limit=MESSAGE_BYTES_DEFAULT,
-            )
 
     def dues_of(self, sent: broker_pb2.Batch | timer_pb2.ScheduleRequest, count: int) -> list[int]:
         """When each record is due.  Raises InvalidArgument."""
@@ -243,30 +167,24 @@ class MemoryBroker:
 
     # ── timers ───────────────────────────────────────────────────────────────────────
 
-    def schedule(self, due_ms: int, topic: str, queue_id: int | None, record: Record) -> None:
-        """Stores the record in `topic` when its time has come; queue None: the next in turn."""
+    def schedule(self, due_ms: int, topic: str, queue_id: int | None, record: Record) -> int:
+        """Stores the record when its time has come (queue None: the next in turn); its place."""
         record.due_ms = due_ms
-        heapq.heappush(self._heap, (due_ms, len(self._timers)))
+        place = len(self._timers)
+        heapq.heappush(self._heap, (due_ms, place))
         if record.timer_key:
-            self._keyed[topic, record.timer_key] = len(self._timers)
+            self._keyed[topic, record.timer_key] = place
             self._cancelled_keys.discard((topic, record.timer_key))
         self._timers.append(_Timer(due_ms, topic, queue_id, record))
-
-    def has_topic(self, topic: str) -> bool:
-        """Whether messages may be sent there."""
-        return topic in self._topics
+        return place
 
     def keep(self, topic: str, record: Record, due_ms: int) -> int:
-        """As `schedule`; answers its place."""
-        self.schedule(due_ms, topic, None, record)
-        return len(self._timers) - 1
+        """As `schedule`."""
+        return self.schedule(due_ms, topic, None, record)
 
     def take_away(self, place: int, *, replaced: bool) -> None:
         """It is not stored; it is cancelled, or another one comes in its place."""
-        if replaced:
-            self._replace(place)
-        else:
-            self._cancel(place)
+        (self._replace if replaced else self._cancel)(place)
 
     def next_due(self) -> int | None:
         """When the next timer is due, or comes; None: none waits."""
@@ -294,21 +212,16 @@ class MemoryBroker:
             if any(self._covers(hold, timer) for hold in self.kept_back):
                 self._kept.append(place)
                 continue
-            if timer.topic not in self._topics and not is_system(timer.topic):
+            if not (self.has_topic(timer.topic) or is_system(timer.topic)):
                 self._stuck.append(place)
                 continue
             self._leave(place, CancelOutcome.FIRED)
-            self._make(timer.topic, 1)
-            queue_id = self._turn(timer.topic) if timer.queue_id is None else timer.queue_id
-            # The topic may have been made anew with fewer queues.
-            queue_id %= len(self._topics[timer.topic])
-            self.append(timer.topic, queue_id, timer.record)
+            self.append(timer.topic, self.queue_for(timer.topic, timer.queue_id), timer.record)
 
     @staticmethod
     def _covers(hold: tuple[str, str], timer: _Timer) -> bool:
         topic, prefix = hold
-        key = timer.record.timer_key
-        return timer.topic == topic and (not prefix or (key != "" and key.startswith(prefix)))
+        return timer.topic == topic and timer.record.timer_key.startswith(prefix)
 
     def under(self, hold: tuple[str, str]) -> int:
         """How many pending ones a hold is about."""
@@ -361,7 +274,9 @@ class MemoryBroker:
             self._leave(place, CancelOutcome.CANCELLED)
         return self._outcomes[place]
 
-    def _place_of(self, wanted: TimerHandle) -> int | None:
+    def _place_of(self, wanted: Ref) -> int | None:
+        if not isinstance(wanted, TimerHandle):
+            return self._waiting_under(wanted)
         place = wanted.offset
         known = wanted.store_id == STORE_ID and 0 <= place < len(self._timers)
         return place if known and self._timers[place].due_ms == wanted.due_ms else None
@@ -388,9 +303,8 @@ class MemoryBroker:
                 result.handle.CopyFrom(self._handle(there))
                 continue
             record.born_ms = self.now_ms
-            result.handle.CopyFrom(self._handle(len(self._timers)))
-            self.schedule(due_ms, request.topic, queue_id, record)
-            result.handle.due_ms = due_ms
+            place = self.schedule(due_ms, request.topic, queue_id, record)
+            result.handle.CopyFrom(self._handle(place))
             if there is not None and waits:
                 self._replace(there)
                 result.outcome = timer_pb2.REPLACED
@@ -407,31 +321,28 @@ class MemoryBroker:
         return answers
 
     def _reschedule(self, ref: Ref, due_ms: int) -> Rescheduled:
-        place = self._place_of(ref) if isinstance(ref, TimerHandle) else self._waiting_under(ref)
+        place = self._place_of(ref)
         outcome = None if place is None else self._outcomes.get(place)
         if outcome is CancelOutcome.FIRED:
             return Rescheduled(RescheduleOutcome.FIRED)
         if place is None or outcome is not None:
             return Rescheduled(RescheduleOutcome.UNKNOWN)
-        self._replace(place)
-        _, topic, queue_id, record = self._timers[place]
-        new = len(self._timers)
-        self.schedule(due_ms, topic, queue_id, record)
-        text = handle.encode(STORE_ID, 0, new, due_ms)
+        text = self._text(self._anew(place, due_ms))
         return Rescheduled(RescheduleOutcome.RESCHEDULED, text, due_ms)
 
     def shift(self, timer: Timer, by_ms: int) -> None:
         """Makes a pending one due so much later, but not before now; `fire` is the caller's."""
-        [place] = (each.offset for each in decoded_all([timer.handle]))
-        self._replace(place)
-        due_ms = min(max(timer.what.due_ms + by_ms, self.now_ms), DUE_MS_MAX)
-        self.schedule(due_ms, timer.what.topic, timer.what.queue_id, timer.what.record)
+        self._anew(timer.place, min(max(timer.what.due_ms + by_ms, self.now_ms), DUE_MS_MAX))
 
     def move(self, timer: Timer, topic: str) -> None:
         """Sends a pending one to another topic; `fire` is the caller's."""
-        [place] = (each.offset for each in decoded_all([timer.handle]))
+        self._anew(timer.place, timer.what.due_ms, topic)
+
+    def _anew(self, place: int, due_ms: int, to_topic: str | None = None) -> int:
+        """Another one comes for it; answers its place."""
         self._replace(place)
-        self.schedule(timer.what.due_ms, topic, timer.what.queue_id, timer.what.record)
+        _, topic, queue_id, record = self._timers[place]
+        return self.schedule(due_ms, to_topic or topic, queue_id, record)
 
     def _replace(self, place: int) -> None:
         self._leave(place, CancelOutcome.CANCELLED)
@@ -446,6 +357,7 @@ class MemoryBroker:
         """All there ever were, by due time."""
         found = [
             Timer(
+                place,
                 self._text(place),
                 each,
                 self._outcomes.get(place),
@@ -462,7 +374,7 @@ class MemoryBroker:
         return [self._fire_now(ref) for ref in refs]
 
     def _fire_now(self, ref: Ref) -> FireOutcome:
-        place = self._place_of(ref) if isinstance(ref, TimerHandle) else self._waiting_under(ref)
+        place = self._place_of(ref)
         answer = self._reschedule(ref, self.now_ms)
         self.fire()
         if answer.outcome is RescheduleOutcome.RESCHEDULED and place is not None:
@@ -470,8 +382,7 @@ class MemoryBroker:
         return _FIRES[answer.outcome]
 
     def _handle(self, place: int) -> TimerHandle:
-        due_ms = self._timers[place].due_ms if place < len(self._timers) else 0
-        return TimerHandle(store_id=STORE_ID, offset=place, due_ms=due_ms)
+        return TimerHandle(store_id=STORE_ID, offset=place, due_ms=self._timers[place].due_ms)
 
     def pending(self) -> list[Pending]:
         """What waits, by due time."""
@@ -485,4 +396,4 @@ class MemoryBroker:
         return Pending(due_ms, topic, record.message_id, key, record.body, self._text(place))
 
     def _text(self, place: int) -> str:
-        return handle.encode(STORE_ID, 0, place, self._timers[place].due_ms)
+        return handle.text_of(self._handle(place))

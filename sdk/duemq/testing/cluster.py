@@ -31,7 +31,7 @@ from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
-from duemq.testing import timer_holds, timer_looks
+from duemq.testing import waiting
 from duemq.testing.asking import ShardFace, ShardQuestions
 from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, Groups
@@ -170,11 +170,11 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
 
     def count_timers(self, topic: str | None = None) -> list[TimerCount]:
         """As `Admin.count_timers`; retries are counted at the topic that they go to."""
-        return timer_looks.count(self._broker, topic)
+        return waiting.count(self._broker, topic)
 
     def get_timers(self, handles: Sequence[Handle]) -> list[TimerDescription]:
         """As `Admin.get_timers`.  Raises InvalidArgument."""
-        return timer_looks.get(self._broker, handles)
+        return waiting.get(self._broker, handles)
 
     def list_timers(
         self,
@@ -188,11 +188,11 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     ) -> Iterator[TimerDescription]:
         """As `Admin.list_timers`.  Raises InvalidArgument."""
         which = key_prefix, since, until, limit, bodies
-        return timer_looks.pending(self._broker, topic, *which)
+        return waiting.pending(self._broker, topic, *which)
 
     def hold_timers(self, topic: str, *, key_prefix: str = "", dry_run: bool = False) -> HeldTimers:
         """As `Admin.hold_timers`.  Raises InvalidArgument."""
-        return timer_holds.hold(self._broker, topic, key_prefix, dry_run=dry_run)
+        return waiting.hold(self._broker, topic, key_prefix, dry_run=dry_run)
 
     def resume_timers(
         self,
@@ -204,13 +204,11 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         dry_run: bool = False,
     ) -> HeldTimers:
         """As `Admin.resume_timers`; what goes is stored, and delivered by `deliver`."""
-        return timer_holds.resume(
-            self._broker, topic, key_prefix, policy, older_than, dry_run=dry_run
-        )
+        return waiting.resume(self._broker, topic, key_prefix, policy, older_than, dry_run=dry_run)
 
     def timer_holds(self) -> list[TimerHold]:
         """As `Admin.timer_holds`."""
-        return timer_holds.holds(self._broker)
+        return waiting.holds(self._broker)
 
     def cancel_pending(
         self,
@@ -223,7 +221,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     ) -> int:
         """As `Admin.cancel_pending`.  Raises InvalidArgument."""
         which = key_prefix, since, until
-        return timer_looks.change(self._broker, topic, *which, dry_run=dry_run)
+        return waiting.change(self._broker, topic, *which, dry_run=dry_run)
 
     def shift_pending(
         self,
@@ -238,7 +236,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         """As `Admin.shift_pending`.  Raises InvalidArgument."""
         which = key_prefix, since, until
         by_ms = shift_ms_of(by)
-        return timer_looks.change(self._broker, topic, *which, by_ms, dry_run=dry_run)
+        return waiting.change(self._broker, topic, *which, by_ms, dry_run=dry_run)
 
     def move_pending(
         self,
@@ -251,7 +249,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     ) -> int:
         """As `Admin.move_pending`.  Raises InvalidArgument, TopicNotFound."""
         which = "", since, until, None, to_topic
-        return timer_looks.change(self._broker, topic, *which, dry_run=dry_run)
+        return waiting.change(self._broker, topic, *which, dry_run=dry_run)
 
     def lag(self, group: str) -> int:
         """Messages that are stored and that the group is not done with, suspended ones among them.

@@ -11,8 +11,8 @@ from duemq.consumer.delivery.workers import is_async
 from duemq.consumer.settings import PushOptions
 from duemq.errors import InvalidArgument
 from duemq.protocol.balance import MessageQueue
-from duemq.testing.broker import NAME
 from duemq.testing.groups import Groups, MemoryMember
+from duemq.testing.logs import NAME
 
 
 class ConsumerOptions(PushOptions, total=False):

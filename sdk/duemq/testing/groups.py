@@ -28,7 +28,8 @@ from duemq.protocol.names import (
     retry_topic,
 )
 from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
-from duemq.testing.broker import MemoryBroker, StoredEntry
+from duemq.testing.broker import MemoryBroker
+from duemq.testing.logs import StoredEntry
 from duemq.v1.message_pb2 import QueueRef, Record
 
 log = logging.getLogger(__name__)

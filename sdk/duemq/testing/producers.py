@@ -7,12 +7,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from duemq import aio
-from duemq.errors import Closed, TopicNotFound
+from duemq.errors import Closed, DuemqError, TopicNotFound
 from duemq.producing.blocking import Producer
 from duemq.producing.cancels import CancelOutcome, Handles
 from duemq.producing.intake import Intake
 from duemq.producing.keyed.asks import Ref, TimerKey
 from duemq.producing.keyed.batch import KeyedBatch
+from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.rescheduling import FireOutcome, Rescheduled
@@ -21,9 +22,10 @@ from duemq.protocol.names import check_sent_to, check_topic
 from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
 from duemq.testing.asking import finished
-from duemq.testing.broker import NAME, MemoryBroker
-from duemq.testing.timer_calls import MemoryCalls
+from duemq.testing.broker import MemoryBroker
+from duemq.testing.logs import NAME
 from duemq.tracing import spans
+from duemq.transport.cluster_client import Client
 from duemq.transport.loop_thread import Hosted
 
 T = TypeVar("T")
@@ -41,6 +43,44 @@ class _Targets(dict[str, Target]):
         if found is None or len(found.queues) != len(self._broker.queues_of(topic)):
             return default
         return found
+
+
+class MemoryCalls(TimerCalls):
+    """Requests to the one timer shard, answered as soon as they are made."""
+
+    def __init__(self, client: Client, broker: MemoryBroker, lock: threading.RLock) -> None:
+        super().__init__(client)
+        self._broker = broker
+        self._broker_lock = lock  # guards the broker
+
+    @property
+    def shards(self) -> int:
+        """One."""
+        return 1
+
+    async def ready(self, timeout_s: float) -> int:
+        """It is known at once."""
+        return self.shards
+
+    def wake(self) -> None:
+        """In the caller's thread."""
+        self.run()
+
+    def run(self) -> None:
+        """Stores what was gathered."""
+        with self.lock:
+            taken = self.lanes.take()
+        for call in taken:
+            try:
+                with self._broker_lock:
+                    answer = self._broker.schedule_keyed(call.request(b""))
+            except DuemqError as error:
+                call.failed(error, asked=True)
+            else:
+                call.answered(NAME, answer)
+            call.done = True
+            with self.lock:
+                self.lanes.ended(call)
 
 
 class AioMemoryProducer(aio.Producer):

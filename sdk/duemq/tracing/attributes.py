@@ -37,6 +37,7 @@ DUE_MS = "duemq.due_ms"
 TIMED = "duemq.timed"
 LATENESS_MS = "duemq.lateness_ms"
 DEAD_LETTER = "duemq.dead_letter"
+BROADCAST = "duemq.broadcast"
 SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
@@ -47,6 +48,12 @@ _OPERATION_TYPES = {
     "process": "process",
     "settle": "settle",
 }
+
+
+class BroadcastId(str):
+    """The client id of a member that gets all messages of its group, as each of them does."""
+
+    __slots__ = ()
 
 
 def attributes_of(operation: str, topic: str) -> dict[str, AttributeValue]:
@@ -70,7 +77,14 @@ def failure(error: BaseException) -> tuple[str, Status]:
     """What a span says of an error: ERROR_TYPE and status."""
     code = getattr(error, "code", None)
     name = getattr(code, "name", None) or type(error).__name__
-    return name, Status(StatusCode.ERROR, str(error)[:200])
+    return name, Status(StatusCode.ERROR, _text_of(error)[:200])
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an application's __str__ may do anything
+        return ""
 
 
 def server_of(address: str) -> dict[str, AttributeValue]:
@@ -90,6 +104,7 @@ def of_message(message: Message, group: str, client_id: str) -> dict[str, Attrib
     }
     return attributes | filled(
         {
+            BROADCAST: isinstance(client_id, BroadcastId),
             BROKER: message.broker,
             GROUP: group,
             CLIENT_ID: client_id,

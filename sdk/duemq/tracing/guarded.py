@@ -1,4 +1,4 @@
-"""Where the application's sampler and span processors run.
+"""Where the application's sampler, span processors and exceptions run.
 
 What they raise costs the span and nothing else: the message is on its way, or was processed.
 """
@@ -32,7 +32,15 @@ def end(span: Span, at_ns: int | None = None) -> None:
         _tell(error, getattr(span, "name", "span"))
 
 
+def record(span: Span, error: BaseException, at_ns: int | None = None) -> None:
+    """As the span's `record_exception`, which asks the application's exception for its text."""
+    try:
+        span.record_exception(error, timestamp=at_ns)
+    except Exception as raised:
+        _tell(raised, getattr(span, "name", "span"))
+
+
 def _tell(error: Exception, name: str) -> None:
     if type(error) not in _told:  # once, not once a message
         _told.add(type(error))
-        log.error("%r: its sampler or span processor failed", name, exc_info=error)
+        log.error("%r: its sampler, span processor or exception failed", name, exc_info=error)

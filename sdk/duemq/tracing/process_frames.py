@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import randbytes
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.trace import Status
 
@@ -55,19 +55,13 @@ class ProcessFrame(NamedTuple):
 
     def part(self, first: int, past: int) -> ProcessFrame:
         """Some of them."""
+        rest: list[Any] = [column[first:past] for column in self[4:]]
         return ProcessFrame(
             self.call,
             self.trace_ids[first * TRACE_ID_BYTES : past * TRACE_ID_BYTES],
             self.parent_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
             self.span_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
-            self.message_ids[first:past],
-            self.keys[first:past],
-            self.tags[first:past],
-            self.offsets[first:past],
-            self.body_bytes[first:past],
-            self.attempts[first:past],
-            self.due_ms[first:past],
-            self.failures[first:past],
+            *rest,
         )
 
 

@@ -58,7 +58,7 @@ class Head:
     def gap(self) -> int:
         """How many messages to pass over before the next one that gets a trace, or is asked for."""
         if self._log_rest:
-            return min(NEVER, int(log(1.0 - random()) / self._log_rest))
+            return int(min(NEVER, log(1.0 - random()) / self._log_rest))  # which may be infinite
         return 0 if self._ratio else NEVER
 
     def drawn(self, count: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ would cost more than the message.
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from random import randbytes
 from struct import Struct
@@ -237,8 +237,8 @@ def begin(
     tag: str | None = None,
     properties: Mapping[str, str] | None = None,
     parent: SpanContext | None = None,
-) -> tuple[Begun, bytes] | None:
-    """Begins a message's send span; with it, what its record is to carry.
+) -> tuple[Begun, Sequence[bytes]] | None:
+    """Begins a message's send span; with it, what its record is to carry, if anything.
 
     The decision was made, by `parent_of` or by the sampler's `gap`, unless the sampler is not
     known: None if that refuses.
@@ -254,7 +254,8 @@ def begin(
     if span is None:
         return None
     texts = ((name.encode(), value.encode()) for name, value in span.properties.items())
-    return span, b"".join(property_entry(name, value) for name, value in texts)
+    encoded = b"".join(property_entry(name, value) for name, value in texts)
+    return span, (encoded,) if encoded else ()
 
 
 def may_be_light(properties: Mapping[str, str] | None, parent: SpanContext | None) -> bool:
@@ -286,6 +287,16 @@ def begin_lights(
         [tag] * count,
         [parent] * count,
     )
+
+
+def one_by_one(begun: Iterable[tuple[int, Begun]]) -> Iterator[tuple[int, Begun]]:
+    """The same, each of one message: where some of a batch failed and others did not."""
+    for index, span in begun:
+        if isinstance(span, Run):
+            lights = span.lights()
+            yield from ((each, lights.part(at, at + 1)) for at, each in enumerate(lights.indexes))
+        else:
+            yield index, span
 
 
 def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -> None:

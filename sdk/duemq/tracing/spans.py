@@ -374,5 +374,5 @@ def fail(span: Span, error: BaseException, at_ns: int | None = None) -> None:
     if span.is_recording():
         name, status = failure(error)
         span.set_attribute(ERROR_TYPE, name)
-        span.record_exception(error, timestamp=at_ns)
+        guarded.record(span, error, at_ns)
         span.set_status(status)

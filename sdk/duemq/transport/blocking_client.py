@@ -15,10 +15,9 @@ import grpc
 from google.protobuf.message import Message
 
 from duemq.errors import DuemqError, Unavailable
-from duemq.settings import Tls
+from duemq.settings import Addresses, Tls, nameservers_of
 from duemq.transport import channel, status
 from duemq.transport.closing import Closing
-from duemq.transport.cluster_client import Addresses, nameservers_of
 from duemq.v1 import broker_pb2, stubs
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ one gRPC channel an address.  Synchronous clients run it on the loop of `loop_th
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from duemq.errors import (
 from duemq.protocol import checks
 from duemq.protocol.names import check_topic
 from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerShard
-from duemq.settings import NAMESERVER_PORT, ClientSettings, default_nameserver
+from duemq.settings import Addresses, ClientSettings, nameservers_of
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.channels import Channels
@@ -43,47 +43,7 @@ LOOK_EVERY_S = 0.5
 # Who waits for no longer is told by the error.
 SILENT_S = 3.0
 
-Addresses = str | Sequence[str]
 T = TypeVar("T")
-
-
-def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
-    """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports; None: DUEMQ_NAMESERVER's.
-
-    Raises InvalidArgument, naming the address.
-    """
-    if addresses is None:
-        addresses = default_nameserver()
-    if not isinstance(addresses, Sequence) or not all(isinstance(each, str) for each in addresses):
-        raise checks.wrong("nameserver", addresses, "host:port as text, or a list of such")
-    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    named = [part.strip() for part in parts if part.strip()]
-    if not named:
-        raise InvalidArgument(
-            "a nameserver is needed: host:port, several separated by commas",
-            field="nameserver",
-            value=addresses,
-        )
-    return tuple(_with_port(address) for address in named)
-
-
-def _with_port(address: str) -> str:
-    scheme, separator, rest = address.partition("://")
-    if separator:
-        plain = rest.partition("/")[0]
-        hint = f": write {_with_port(plain)}" if plain else ""
-        raise InvalidArgument(
-            f"nameserver {address!r}: {scheme}:// does not belong there{hint}",
-            field="nameserver",
-            value=address,
-            limit="host:port",
-        )
-    host, colon, port = address.rpartition(":")
-    if not colon or address.endswith("]"):
-        return f"{address}:{NAMESERVER_PORT}"
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise checks.wrong("nameserver", address, "host:port, port 1 to 65535")
-    return address
 
 
 class Client:
@@ -129,14 +89,11 @@ class Client:
         try:
             await self._connected(watcher, self.settings.connect_timeout_s)
             self._started = True
-        except BaseException:
-            # One of several callers that gives up takes nobody along.
-            if self._starting == 1 and not self._started:
-                self._watcher = None
-                await watcher.stop()
-            raise
         finally:
             self._starting -= 1
+            if not (self._started or self._starting):  # others may still wait for the routes
+                self._watcher = None
+                await watcher.stop()
 
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
         ready = asyncio.create_task(watcher.ready(timeout_s))
@@ -302,11 +259,19 @@ class Client:
         """
 
         async def attempt(left_s: float) -> T:
-            to = address()
-            return await status.answer(method(self.channel(to), left_s), to)
+            return await self.once(address(), method, left_s)
 
         timeout_s = self.settings.request_timeout_s if timeout_s is None else timeout_s
         return await retrying.until(time.monotonic() + timeout_s, attempt)
+
+    async def once(
+        self,
+        address: str,
+        method: Callable[[grpc.aio.Channel, float], Awaitable[T]],
+        timeout_s: float,
+    ) -> T:
+        """One attempt of a unary request.  Raises DuemqErrors."""
+        return await status.answer(method(self.channel(address), timeout_s), address)
 
     async def topic_route(
         self, topic: str, *, create: bool = False, timeout_s: float | None = None

@@ -78,18 +78,27 @@ class MemberEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("generation", "queues", "members", "brokers", "waits_ms")
+    __slots__ = ("generation", "queues", "members", "brokers", "waits_ms", "reads_for_ms")
+    class ReadsForMsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     BROKERS_FIELD_NUMBER: _ClassVar[int]
     WAITS_MS_FIELD_NUMBER: _ClassVar[int]
+    READS_FOR_MS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     queues: _containers.RepeatedCompositeFieldContainer[_message_pb2.QueueRef]
     members: _containers.RepeatedScalarFieldContainer[str]
     brokers: _containers.RepeatedCompositeFieldContainer[BrokerAddress]
     waits_ms: int
-    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerAddress, _Mapping]]] = ..., waits_ms: _Optional[int] = ...) -> None: ...
+    reads_for_ms: _containers.ScalarMap[str, int]
+    def __init__(self, generation: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[_message_pb2.QueueRef, _Mapping]]] = ..., members: _Optional[_Iterable[str]] = ..., brokers: _Optional[_Iterable[_Union[BrokerAddress, _Mapping]]] = ..., waits_ms: _Optional[int] = ..., reads_for_ms: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class BrokerAddress(_message.Message):
     __slots__ = ("name", "address")

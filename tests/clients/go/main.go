@@ -3,6 +3,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"math/rand"
@@ -12,6 +14,7 @@ import (
 	pb "clienttest/duemqv1"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -31,8 +34,23 @@ func require(condition bool, what string) {
 	}
 }
 
+// Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for.
+func transport() credentials.TransportCredentials {
+	authority := os.Getenv("DUEMQ_TLS_CA")
+	if authority == "" {
+		return insecure.NewCredentials()
+	}
+	pem, err := os.ReadFile(authority)
+	check(err)
+	trusted := x509.NewCertPool()
+	require(trusted.AppendCertsFromPEM(pem), "a certificate in DUEMQ_TLS_CA")
+	mine, err := tls.LoadX509KeyPair(os.Getenv("DUEMQ_TLS_CERT"), os.Getenv("DUEMQ_TLS_KEY"))
+	check(err)
+	return credentials.NewTLS(&tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{mine}})
+}
+
 func dial(address string) *grpc.ClientConn {
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(transport()))
 	check(err)
 	return conn
 }

@@ -3,6 +3,7 @@ import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
 import { strict as assert } from "node:assert";
 import { randomInt } from "node:crypto";
+import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 const [nameserver, topic] = process.argv.slice(2);
@@ -13,8 +14,12 @@ const definition = loader.loadSync(names.map((n) => `duemq/v1/${n}.proto`), {
 });
 const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 
+// Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for.
+const [ca, key, cert] = ["CA", "KEY", "CERT"].map((n) => process.env[`DUEMQ_TLS_${n}`]).map((f) => f && readFileSync(f));
+const credentials = ca ? grpc.credentials.createSsl(ca, key, cert) : grpc.credentials.createInsecure();
+
 function client(Service, address) {
-  const stub = new Service(address, grpc.credentials.createInsecure());
+  const stub = new Service(address, credentials);
   return (method, request) => new Promise((resolve, reject) => {
     const deadline = Date.now() + 30_000;
     stub[method](request, new grpc.Metadata(), { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));

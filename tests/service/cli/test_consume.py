@@ -44,7 +44,7 @@ async def test_a_terminal_without_the_characters_makes_no_message_fail(
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     await cluster.create_topic("t")
     await cluster.send("t", ["5 €".encode()])
-    process = await start(cluster.nameserver, "consume", "t", *IDLE[:-1], "5", "--count", "1")
+    process = await start(cluster.nameserver, "consume", "t", *IDLE[:-1], "60", "--count", "1")
     out, err = await process.communicate()
     assert process.returncode == Exit.OK, err
     assert out.endswith(b"5 \\u20ac\n")

@@ -177,8 +177,8 @@ def test_a_member_that_does_not_drain_is_killed(
 def test_no_child_outlives_a_killed_parent(tmp_path: Path) -> None:
     program = (
         "import json, sys, threading\n"
-        "from duemq_server.local_cluster import EmbeddedCluster, cluster\n"
-        "cluster.MODULES.update(broker='fake_member', timer='fake_member')\n"
+        "from duemq_server.local_cluster import EmbeddedCluster, plan\n"
+        "plan.MODULES.update(broker='fake_member', timer='fake_member')\n"
         "embedded = EmbeddedCluster(sys.argv[1])\n"
         "embedded.start()\n"
         "print(json.dumps(embedded.processes), flush=True)\n"

@@ -12,6 +12,7 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
@@ -103,7 +104,7 @@ async def test_what_was_purged_stays_until_the_purge_is_durable(
     it = await saving()
     it.write()
     it.store.durable(it.store.log.durable_position)
-    it.store.purge("orders", {0: 3})
+    offset_changes.purge(it.store, "orders", {0: 3})
     it.answer()
     await it.task
     assert span(it.store) == (3, 3)

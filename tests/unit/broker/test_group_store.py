@@ -9,11 +9,11 @@ import pytest
 from duemq.protocol.balance import MessageQueue
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.group_store import GROUPS_FILE, GroupFile, GroupLog
-from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.store import journal
 from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 from tests.unit.broker.leading import DATA, NOW_MS, Leader, extend, opened
 
 QUEUES = tuple(MessageQueue("orders", "b1", number) for number in range(4))
@@ -67,8 +67,8 @@ class World:
         return [(group, state is not None) for group, state in kept]
 
 
-def empty() -> Coordinator:
-    made = Coordinator("b1")
+def empty() -> SteppingCoordinator:
+    made = SteppingCoordinator("b1")
     made.routes_changed({"orders": QUEUES}, ["b1"], NOW_MS)
     return made
 

@@ -6,11 +6,12 @@ import pytest
 from duemq.protocol.balance import MessageQueue, register_strategy
 from duemq.protocol.pieces import Pieces
 from duemq_server.broker import slices
-from duemq_server.broker.groups.coordinator import Assignment, Coordinator
+from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.rebalancer import Event, Rebalancer
 from duemq_server.broker.slices import Slices
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 T0 = 1_790_000_000_000
 QUEUES = [MessageQueue("orders", "b1", queue_id) for queue_id in range(4)]
@@ -20,7 +21,7 @@ class Running:
     """A rebalancer at work, and what it told."""
 
     def __init__(self) -> None:
-        self.coordinator = Coordinator("b1")
+        self.coordinator = SteppingCoordinator("b1")
         self.coordinator.routes_changed({"orders": QUEUES}, ["b1"], T0)
         self.told: list[list[Assignment]] = []
         self.rebalancer = Rebalancer(self.coordinator, lambda: T0, self.told.append)

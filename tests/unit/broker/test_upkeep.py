@@ -12,6 +12,7 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -134,7 +135,7 @@ async def test_entries_that_are_no_frames_hold_no_segment_back(world: World) -> 
     world.send(30)
     for number in range(2_000):
         key = GroupQueue("g", "orders", 0)
-        world.store.put_offsets("g", [(key, Progress(number % 30, 5))])
+        offset_changes.put(world.store, "g", [(key, Progress(number % 30, 5))])
     settle(world.store)
     world.send(100)
     await world.passes(RETENTION_INTERVAL_MS)

@@ -14,9 +14,9 @@ import pytest
 import duemq
 from duemq import aio
 from duemq.producing.intake import Intake
+from duemq.settings import nameservers_of
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
-from duemq.transport.cluster_client import nameservers_of
 
 NAMES = {
     "Admin",

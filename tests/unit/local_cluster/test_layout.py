@@ -49,3 +49,9 @@ def test_more_in_sync_than_there_are_replicas_is_refused(tmp_path: Path) -> None
     for replicas in (None, 2):
         with pytest.raises(InvalidArgument, match=r"min_insync: 3 .*at most the replicas"):
             planned(tmp_path, replicas=replicas, min_insync=3)
+
+
+def test_a_replica_whose_data_is_gone_counts_where_later_ones_have_theirs(tmp_path: Path) -> None:
+    for name in "ac":
+        (tmp_path / "broker-0" / name).mkdir(parents=True)
+    assert planned(tmp_path) == ["broker-0/a", "broker-0/b", "broker-0/c"]

@@ -1,7 +1,10 @@
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from duemq import telemetry
-from duemq_server.serving.metrics import TraceCollector
+from duemq_server.serving.metrics import READ_TIMES, TraceCollector, new_registry
 
 
 def test_lost_spans_are_told_by_reason(monkeypatch):
@@ -13,3 +16,30 @@ def test_lost_spans_are_told_by_reason(monkeypatch):
     assert "duemq_trace_spans_exported_total 7.0" in page
     assert 'duemq_trace_spans_dropped_total{reason="queue_full"} 3.0' in page
     assert 'duemq_trace_spans_dropped_total{reason="shutdown"} 0.0' in page
+
+
+class Changing(Collector):
+    """Its table is changed by somebody else while it is read, so many times."""
+
+    def __init__(self, times):
+        self.table, self.times = {"a": 1.0, "b": 2.0}, times
+
+    def describe(self):
+        return ()
+
+    def collect(self):
+        for name, value in self.table.items():
+            yield GaugeMetricFamily(f"rows_{name}", "", value=value)
+            if self.times:
+                self.times -= 1
+                self.table[f"more{self.times}"] = 0.0
+
+
+def test_a_table_that_changes_while_it_is_read_is_read_again():
+    registry = new_registry()
+    registry.register(Changing(READ_TIMES - 1))
+    page = generate_latest(registry).decode()
+    assert page.count("\nrows_b 2.0") == 1
+    registry.register(Changing(READ_TIMES))
+    with pytest.raises(RuntimeError, match="changed size"):
+        generate_latest(registry)

@@ -52,6 +52,13 @@ def test_a_full_disk_leaves_the_old_state() -> None:
     assert checkpoint.load(PATH, disk) == b"old"
 
 
+def test_what_a_full_disk_cut_short_takes_no_space() -> None:
+    disk = FaultyDisk(capacity_bytes=50)
+    with pytest.raises(DiskFull):
+        checkpoint.save(PATH, b"new" * 100, disk)
+    assert disk.paths == []
+
+
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
     data = checkpoint.encode(b"state")
     for at in range(len(data)):

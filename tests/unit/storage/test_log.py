@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from duemq_server.storage import log as log_module
-from duemq_server.storage import log_reader, recovery
+from duemq_server.storage import recovery
 from duemq_server.storage.errors import CorruptLog, DiskFailed, LogFull
 from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.log_parts import log_opening, log_reader
 from duemq_server.storage.record import ENTRY_BYTES_MAX, entry_bytes
 from tests.crash.faulty_disk import FaultyDisk, FaultyFile
 
@@ -259,8 +259,8 @@ def test_a_recovery_yields_what_a_checkpoint_has_not_seen() -> None:
 def test_a_recovery_verifies_a_bounded_stretch_before_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_module, "VERIFY_BACK_BYTES", 1000)
-    monkeypatch.setattr(log_module, "_BOUNDARY_BYTES", 200)
+    monkeypatch.setattr(log_opening, "VERIFY_BACK_BYTES", 1000)
+    monkeypatch.setattr(log_opening, "_BOUNDARY_BYTES", 200)
     disk = FaultyDisk()
     log = opened(disk, segment_bytes=100_000)
     committed(log, *numbered(100))

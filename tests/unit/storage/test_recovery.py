@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from duemq_server.storage.errors import CorruptLog
+from duemq_server.storage.errors import CorruptLog, DiskFull
 from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
@@ -101,6 +101,18 @@ def test_an_interrupted_cut_leaves_one_copy(cut_at: int) -> None:
     recovered(disk)
     copies = [path for path in disk.paths if ".broken-" in path]
     assert [disk.content(path) for path in copies] == [b"garbage"]
+
+
+def test_a_copy_that_finds_no_space_leaves_none_taken() -> None:
+    disk = written(1, 1)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    paths = disk.paths
+    disk.capacity_bytes = disk.used_bytes() + 3
+    with pytest.raises(DiskFull):
+        recovered(disk)
+    assert disk.paths == paths
+    disk.capacity_bytes = None
+    assert recovered(disk) == BODIES[:2]
 
 
 def test_what_an_earlier_cut_kept_stays() -> None:

@@ -43,7 +43,7 @@ def test_a_full_disk_keeps_nobody_from_its_start(disk: FaultyDisk, monkeypatch, 
         raise DiskFull("no space left")
 
     with monkeypatch.context() as full:
-        full.setattr("duemq_server.storage.checkpoint.write_all", is_full)
+        full.setattr("duemq_server.storage.checkpoint.write_whole", is_full)
         assert starts.begin(DIRECTORY, disk, 400) == 1_001
     assert "no space left" in caplog.text
     assert starts.begin(DIRECTORY, disk, 400) == 1_001

@@ -3,14 +3,15 @@
 import io
 import json
 import os
+import signal
 from datetime import timedelta
 
 import pytest
 from click.testing import CliRunner
 
-from duemq.errors import InvalidArgument
+from duemq.errors import InvalidArgument, Rejected
 from duemq_analytics import __main__ as command
-from duemq_analytics import failures, output
+from duemq_analytics import failures, lake_commands, output, session
 from duemq_analytics.command import trace
 from duemq_analytics.progress import Progress, bar
 
@@ -53,6 +54,58 @@ def test_damaged_parquet_is_found_before_spark_starts(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trace report: --spans: ")
     assert "part.parquet" in line
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_report_of_the_topic_does_not_take_the_place_of_what_was_landed(
+    scheme, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(session, "require_java", lambda: pytest.fail("it goes on"))
+    (tmp_path / "_batches").mkdir()
+    assert command.main(["report", "--output", f"{scheme}{tmp_path}"]) == 2
+    assert "is a lake" in capsys.readouterr().err
+
+
+def landing(lake, monkeypatch, start):
+    """The exit code of a landing job that does `start` instead of starting Spark."""
+    monkeypatch.setattr(session, "start", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return command.main(["land", "--once", "--output", str(lake)])
+
+
+def test_a_landing_job_that_is_stopped_while_spark_starts_has_ended_well(tmp_path, monkeypatch):
+    def start(*_, **options):
+        lake_commands._stop(signal.SIGTERM, None)
+
+    assert landing(tmp_path, monkeypatch, start) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [(KeyboardInterrupt(), "interrupted", 130), (OSError(28, "No space left"), "No space left", 1)],
+)
+def test_what_ends_a_job_is_one_line(tmp_path, monkeypatch, capsys, error, said, code):
+    def start(*_, **options):
+        raise error
+
+    assert landing(tmp_path, monkeypatch, start) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("trace land: ")
+    assert said in last
+
+
+def test_what_is_gone_is_told_with_the_option_that_goes_on(tmp_path, monkeypatch, capsys):
+    def start(*_, **options):
+        raise Rejected("offset 0 does not exist (failOnDataLoss=false goes on)")
+
+    assert landing(tmp_path, monkeypatch, start) == 1
+    assert "(--skip-lost goes on)" in capsys.readouterr().err
+
+
+def test_a_length_of_time_is_one_that_there_was(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["report", "--lake", str(tmp_path), "--output", "x", "--since", "800000d"])
+    assert "longer than 36,500 days" in capsys.readouterr().err
 
 
 def test_what_the_job_takes_duemq_takes_too(tmp_path, monkeypatch):

@@ -140,10 +140,12 @@ def waiting(scheduler: Scheduler) -> Counter[str]:
     found: Counter[str] = Counter()
     if not scheduler.holds:
         return found
-    for number in scheduler.dispatcher.turns():
+    for number in scheduler.dispatcher.due.turns():
         target = scheduler.numbers.targets[number]
         if _is_held(scheduler, target):
-            found[target.topic] += scheduler.near.count_live(scheduler.dispatcher.ids_of(number))
+            found[target.topic] += scheduler.near.count_live(
+                scheduler.dispatcher.due.ids_of(number)
+            )
     for each in parked_blocks(scheduler):
         assert each.parked is not None
         found[each.parked.topic] += each.count - each.cursor

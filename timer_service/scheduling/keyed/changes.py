@@ -81,6 +81,11 @@ class Change(ABC):
         """Timers that it is about."""
         return len(self.keys)
 
+    @property
+    def _remembered(self) -> RequestKey:
+        """What its answer is kept under: who asks again after errors is not told the rest of it."""
+        return RequestKey(NO_REQUEST) if self.errors else self.request
+
     def advance(self, now_ms: int) -> bool:
         """Decides; False: a look-up must be run first.
 
@@ -127,12 +132,12 @@ class Change(ABC):
         scheduler, keyed = self._scheduler, self._scheduler.keyed
         rows = np.array([each.row for each in (*cancelled, *replaced)], dtype=np.int32)
         answer = keyed_entry.encode_answer(results)
-        if self.request.id != NO_REQUEST:
+        if self._remembered.id != NO_REQUEST:
             keyed.requests.make_room(answer, now_ms)
         new = [each for group in come.values() for each in group]
         gone = np.array([each.target for each in (*cancelled, *replaced)], dtype=np.int64)
         changed = Changed(
-            self.request,
+            self._remembered,
             now_ms,
             [each.handle for each in cancelled],
             cancelled_hashes,
@@ -208,9 +213,7 @@ class CancellingKeys(Change):
             outcome = ended.outcome(hashed) or UNKNOWN if found is None else CANCELLED
             results.append(Result(outcome))
         self.errors.update(search.errors)
-        if self.errors:  # whoever asks again shall not be told the rest of the answer
-            self.request = RequestKey(NO_REQUEST)
-        if not cancelled and self.request.id == NO_REQUEST:
+        if not cancelled and self._remembered.id == NO_REQUEST:
             self.end = self._scheduler.log.end_position
             self.results = results
             return

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from duemq.tracing.attributes import BROADCAST
+
 
 def weight() -> Column:
     """How many messages a span stands for: where there is a sampler, the sampled ones."""
@@ -56,8 +58,13 @@ def dead_letter() -> Column:
     return counted((F.col("operation") == "settle") & dead)
 
 
+def member() -> Column:
+    """Of a call in broadcast: whose, for each member of the group gets every message; else null."""
+    return F.when(F.col("attributes")[BROADCAST] == "true", F.coalesce("client_id", F.lit("")))
+
+
 def repeated(calls: Column) -> Column:
-    """Whether a group's callback had a message more than once: 1 or 0."""
+    """Whether a group (in broadcast: a member) had a message more than once: 1 or 0."""
     return counted(calls > 1)
 
 

@@ -19,7 +19,7 @@ _NS_PER_MS = 1_000_000
 
 
 def journeys(spans: DataFrame) -> DataFrame:
-    """One row a message and group that processed it.
+    """One row a message and group that processed it, in broadcast a row a member.
 
     message_id, topic, consumer_group · sent_ts, sent_ns, due_ms, first_ns (first call of the
     callback), processed_ms (its longest call), calls, retries, failed (whether a call failed).
@@ -30,6 +30,7 @@ def journeys(spans: DataFrame) -> DataFrame:
     sent = F.col("operation") == "send"
     called = F.struct(
         "consumer_group",
+        definitions.member().alias("member"),
         "start_ns",
         "duration_ns",
         F.col("attempt").alias("attempt"),
@@ -50,7 +51,12 @@ def journeys(spans: DataFrame) -> DataFrame:
         .select(
             "message_id", "topic", "sent_ts", "sent_ns", "due_ms", F.explode("calls").alias("call")
         )
-        .groupBy("message_id", "topic", F.col("call.consumer_group").alias("consumer_group"))
+        .groupBy(
+            "message_id",
+            "topic",
+            F.col("call.consumer_group").alias("consumer_group"),
+            F.col("call.member").alias("member"),
+        )
         .agg(
             F.min("sent_ts").alias("sent_ts"),
             F.min("sent_ns").alias("sent_ns"),
@@ -61,6 +67,7 @@ def journeys(spans: DataFrame) -> DataFrame:
             F.max("call.attempt").alias("retries"),
             F.max("call.failed").alias("failed"),
         )
+        .drop("member")
     )
 
 

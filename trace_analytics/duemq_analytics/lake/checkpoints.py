@@ -6,7 +6,42 @@ import hashlib
 import json
 from pathlib import Path
 
+from duemq_analytics.lake.commits import sync
+
 CHECKPOINT = "_checkpoint"
+
+
+def make_durable(checkpoint: Path, number: int) -> None:
+    """That a micro-batch was planned, and the one before is done: Spark leaves it to the system.
+
+    Before its commit in the lake, so that after a power failure nobody plans it otherwise.
+    """
+    files = {"": ["metadata"], "offsets": [str(number)], "commits": [str(number - 1)]}
+    for folder, names in files.items():
+        for name in names:
+            for path in (checkpoint / folder / name, checkpoint / folder / f".{name}.crc"):
+                if path.exists():
+                    sync(path)
+        if (checkpoint / folder).is_dir():
+            sync(checkpoint / folder)
+
+
+def drop_torn(checkpoint: Path) -> None:
+    """Of the last micro-batch, what a power failure has left empty: Spark would not start.
+
+    What was not planned or not done durably is planned or done again.
+    """
+    for folder in ("offsets", "commits"):
+        found = [path for path in (checkpoint / folder).glob("*") if path.name.isdecimal()]
+        for path in sorted(found, key=lambda path: int(path.name))[-1:]:
+            if path.stat().st_size == 0:
+                path.unlink()
+                (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def any_done(checkpoint: Path) -> bool:
+    """Whether a micro-batch is done: its commit in the lake came before."""
+    return any(path.name.isdecimal() for path in (checkpoint / "commits").glob("*"))
 
 
 def plan_of(checkpoint: Path, number: int) -> str:

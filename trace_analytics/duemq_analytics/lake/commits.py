@@ -37,7 +37,7 @@ class Commits:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self._folder / f"{name}{SUFFIX}")
-        sync_folder(self._folder)
+        sync(self._folder)
 
     def get(self, name: str) -> dict[str, Any]:
         """Raises FileNotFoundError, or Corrupt naming the file."""
@@ -66,29 +66,23 @@ class Commits:
         (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes names in a folder durable."""
-    _sync(folder)
-
-
 def make_folder(folder: Path) -> None:
     """With those above it that are missing, durably."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def sync_table(folder: Path) -> None:
     """Makes durable what others have written there, who do not: Spark leaves it to the system."""
-    for path in folder.iterdir():
-        _sync(path)
-    for each in (folder, folder.parent, folder.parent.parent):
-        sync_folder(each)
+    for each in (*folder.iterdir(), folder, folder.parent, folder.parent.parent):
+        sync(each)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Makes a file's bytes durable, or the names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

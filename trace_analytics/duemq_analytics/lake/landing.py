@@ -17,7 +17,13 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from duemq_analytics.lake.checkpoints import CHECKPOINT, plan_of, query_of
+from duemq_analytics.lake.checkpoints import (
+    CHECKPOINT,
+    drop_torn,
+    make_durable,
+    plan_of,
+    query_of,
+)
 from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_table import Batch
 from duemq_analytics.lake.span_writer import MESSAGES_SCHEMA
@@ -51,8 +57,10 @@ def start(spark: SparkSession, landing: Landing, said: Callable[[Batch], None]) 
     table.drop_unfinished()
     tasks = spark.sparkContext.defaultParallelism
     checkpoint = landing.lake / CHECKPOINT
+    drop_torn(checkpoint)
 
     def land(messages: DataFrame, number: int) -> None:
+        make_durable(checkpoint, number)
         # A file a task and hour: few tasks make few files.
         key = f"{query_of(checkpoint)}-{number:010}"
         said(table.land(key, messages.coalesce(tasks), plan_of(checkpoint, number)))

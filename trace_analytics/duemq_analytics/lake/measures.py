@@ -189,9 +189,9 @@ def _time(us: int) -> Column:
 def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFrame:
     """One row a message expected in these minutes (Unix µs; None: all) and group that received it.
 
-    Or one row with `first_us` null where nobody did.  minute_us, topic, message_id,
-    consumer_group, sent_us, due_us, accepted, first_us (first call), calls, done (calls
-    that did not fail).
+    In broadcast, one a member that did.  Or one row with `first_us` null where nobody did.
+    minute_us, topic, message_id, consumer_group, sent_us, due_us, accepted, first_us (first call),
+    calls, done (calls that did not fail).
     """
     known = spans.where(F.col("message_id").isNotNull() & F.col("topic").isNotNull())
     grouped = (
@@ -213,6 +213,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         F.unix_micros("start_ts").alias("start_us"),
         definitions.own_due_ms().alias("call_due_ms"),
         definitions.counted(~definitions.failed()).alias("did"),
+        definitions.member().alias("member"),
     )
     of_the_message = (
         (F.col("topic") == F.col("called_topic"))
@@ -221,7 +222,10 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
     )
     return (
         grouped.join(calls, of_the_message, "left")
-        .groupBy("topic", "message_id", "consumer_group", "sent_us", "expected_us", "accepted")
+        .groupBy(
+            *("topic", "message_id", "consumer_group", "member"),
+            *("sent_us", "expected_us", "accepted"),
+        )
         .agg(
             F.max("due_us").alias("send_due_us"),
             F.max(F.col("call_due_ms") * _US_PER_MS).alias("call_due_us"),
@@ -232,10 +236,11 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
         .withColumns(
             {
                 "minute_us": _minute(F.col("expected_us")),
-                "due_us": F.coalesce("send_due_us", "call_due_us"),
+                # It may have been rescheduled since it was sent.
+                "due_us": F.coalesce("call_due_us", "send_due_us"),
             }
         )
-        .drop("send_due_us", "call_due_us", "expected_us")
+        .drop("send_due_us", "call_due_us", "expected_us", "member")
     )
 
 

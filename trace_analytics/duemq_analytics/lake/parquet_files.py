@@ -5,7 +5,6 @@ Runs in Spark's Python workers.  A file is written under a hidden name, made dur
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from duemq_analytics.lake.commits import make_folder, sync_folder
+from duemq_analytics.lake.commits import make_folder, sync
 
 ROWS_PER_GROUP = 131_072
 """Rows of one row group: what a reader skips or reads as a whole."""
@@ -52,11 +51,10 @@ class ParquetFile:
     def finish(self) -> int:
         """It is there from now on, in place of one of that name; answers its bytes."""
         self._writer.close()
-        with self._hidden.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self._hidden)
         size = self._hidden.stat().st_size
         self._hidden.rename(self._path)
-        sync_folder(self._path.parent)
+        sync(self._path.parent)
         return size
 
     def abandon(self) -> None:

@@ -24,8 +24,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from duemq.errors import Unavailable
-from duemq_analytics.lake.checkpoints import CHECKPOINT, query_of
+from duemq.errors import Corrupt, Unavailable
+from duemq_analytics.lake.checkpoints import CHECKPOINT, any_done, query_of
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_files import ParquetFile, merged
 from duemq_analytics.lake.span_table import Batch, Compacted, Ends, File, merged_ends
@@ -84,9 +84,17 @@ class ParquetSpans:
     def drop_unfinished(self) -> None:
         """Deletes what tasks of a killed landing job have written without a commit.
 
-        If its checkpoint is lost, too, nobody would replace it.
+        If its checkpoint is lost, too, nobody would replace it.  Raises Corrupt where commits are
+        gone: all would be without one.
         """
         there = self.snapshot()
+        if not (there.base.compactions or there.batches) and any_done(self._lake / CHECKPOINT):
+            raise Corrupt(
+                f"{self._lake}: micro-batches were landed, and _batches, which says what they have "
+                "written, is gone: put it back, or land into another folder",
+                field="lake",
+                value=str(self._lake),
+            )
         refused = [there.base.quarantine, *(batch.quarantine for batch in there.batches)]
         named = {*(file.path for file in there.files), *chain.from_iterable(refused)}
         for table in _TABLES:
@@ -106,10 +114,10 @@ class ParquetSpans:
         # As rows, not by mapInArrow, which wants pandas: a row is a message of up to 512 spans.
         rows = messages.rdd.mapPartitionsWithIndex(write).collect()
         batch = replace(_batch_of(key, rows), plan=plan)
+        self._commits.put(key, batch.as_json())
         if not self._repeated:  # Only the first one of a run can have been begun before.
             self._drop_earlier(batch)
             self._repeated = True
-        self._commits.put(key, batch.as_json())
         return batch
 
     def snapshot(self) -> Snapshot:

@@ -39,8 +39,9 @@ def tables(examples: Sequence[Row], totals: Mapping[str, int]) -> list[Table]:
         ),
         Table(
             "Suspects: sent, never received",
-            "Accepted, and no callback has had them so far; the ones sent last. Cancelled messages "
-            "are among them, and those of consumers that do not trace.",
+            "Accepted, and no callback has had them so far; the ones sent last. Among them are "
+            "cancelled messages, those put off by more than an hour, those that were read without "
+            "a callback or by consumers that do not trace, and those whose spans were dropped.",
             (*_MESSAGE, _SENT, _SHOW),
             of("suspect"),
             _of_all(len(of("suspect")), totals["unreceived"]),

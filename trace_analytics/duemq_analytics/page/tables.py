@@ -103,7 +103,7 @@ def of_all_time(whole: Mapping[str, Sequence[Row]]) -> list[Table]:
         table_of(
             "Operations",
             "Durations of the spans. One store, schedule, fire or receive span can stand for many "
-            "messages.",
+            "messages. A delayed message is stored twice: until it is due, and in its topic.",
             (
                 _TOPIC,
                 _OPERATION,
@@ -126,7 +126,7 @@ def of_all_time(whole: Mapping[str, Sequence[Row]]) -> list[Table]:
         table_of(
             "Lateness",
             "Fire: stored in the topic, less due. Process: callback began, less due; the "
-            "consumer's own backlog is in it.",
+            "consumer's own backlog is in it, and early is where its clock is behind the broker's.",
             (
                 _TOPIC,
                 ("stage", "stage", text),
@@ -140,8 +140,9 @@ def of_all_time(whole: Mapping[str, Sequence[Row]]) -> list[Table]:
         table_of(
             "Deliveries",
             "Messages that were accepted, those of them that no callback has had, and those that "
-            "a group has done more than once. Cancelled messages are among the never received, "
-            "and so are those of consumers that do not trace.",
+            "a group has done more than once. Among the never received are cancelled messages, "
+            "those put off by more than an hour, those that were read without a callback or by "
+            "consumers that do not trace, and those whose spans were dropped.",
             (
                 _TOPIC,
                 ("accepted", "messages", charts.number),
@@ -219,7 +220,8 @@ def tiles(facts: Mapping[str, Any], whole: Mapping[str, Sequence[Row]]) -> list[
     fired = [row for row in whole["lateness"] if row["stage"] == "fire"]
     if fired:
         said.append(("fire lateness p50 / p99", _worst(fired)))
-        said.append(("early", charts.number(total("lateness", "early"))))
+        # Of callbacks the consumer's clock tells, which may be behind.
+        said.append(("early", charts.number(sum(row["early"] for row in fired))))
     if whole["end_to_end"]:
         said.append(("end to end p50 / p99", _worst(whole["end_to_end"])))
     said.append(("spans", charts.number(facts["spans"])))

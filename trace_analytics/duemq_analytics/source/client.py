@@ -6,6 +6,7 @@ worker that uses it: channels do not survive a fork or a pickle.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -28,6 +29,7 @@ from duemq.transport import retrying
 from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import story_of
+from duemq.transport.routing.diagnosis import diagnose
 from duemq.transport.routing.route_views import Views
 from duemq.transport.routing.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, nameserver_pb2
@@ -66,6 +68,7 @@ class QueueClient(Closing):
     ) -> None:
         self._client = BlockingClient(nameservers, CALL_TIMEOUT_S, tls)
         self._timeout_s = timeout_s
+        self._tls = tls
 
     @classmethod
     def of(cls, options: Options) -> QueueClient:
@@ -83,7 +86,10 @@ class QueueClient(Closing):
         Unavailable when no server answered in time.
         """
         topic = options.topic
-        routes = self._retried(partial(self._routes, topic))
+        try:
+            routes = self._retried(partial(self._routes, topic))
+        except Unavailable as error:
+            raise self._explained(error) from error
         lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
         require_whole(lost, options)
         route = routes.route(topic)
@@ -113,9 +119,7 @@ class QueueClient(Closing):
 
         Where nothing is answered nothing may be passed over: what is read from there tells.
         """
-        wanted = QueueRange(
-            queue.broker, queue.address, queue.queue, offset, queue.past, queue.topic_id
-        )
+        wanted = queue.between(offset, queue.past)
         try:
             answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
         except OffsetOutOfRange:  # retention was faster: it is older than all that is there
@@ -156,6 +160,11 @@ class QueueClient(Closing):
                     field="offset",
                     value=offset,
                 )
+
+    def _explained(self, error: Unavailable) -> Unavailable:
+        """As other clients say it: what is where a nameserver should be."""
+        found = asyncio.run(diagnose(self._client.nameservers[0], self._tls))
+        return Unavailable(f"{found.text} ({error.message})", retryable=error.retryable)
 
     def _routes(self, topic: str) -> RouteCache:
         """The topic's route and who is lost, as all nameservers together know."""

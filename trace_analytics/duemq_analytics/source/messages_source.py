@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from duemq.protocol.due import DUE_MS_MAX
 from duemq_analytics.source.client import Run
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column, arrow_schema
@@ -52,8 +53,13 @@ def _field_or_null(name: str) -> Values:
 def _time(name: str) -> Values:
     field = attrgetter(name)
     return lambda topic, source, runs: [
-        each * _US_PER_MS or None for run in runs for each in map(field, run.records)
+        each for run in runs for each in map(_us_of, map(field, run.records))
     ]
+
+
+def _us_of(ms: int) -> int | None:
+    """Null: not set, or no time: whoever sends writes any number."""
+    return ms * _US_PER_MS if 0 < ms <= DUE_MS_MAX else None
 
 
 def _properties(record: Any) -> Sequence[tuple[str, str]]:
@@ -84,8 +90,8 @@ def _retry(record: Any) -> dict[str, Any] | None:
         "broker": retry.origin.broker,
         "queue": retry.origin.queue_id,
         "offset": retry.origin_offset,
-        "first_failed_ts": retry.first_failed_ms * _US_PER_MS,
-        "last_failed_ts": retry.last_failed_ms * _US_PER_MS,
+        "first_failed_ts": _us_of(retry.first_failed_ms),
+        "last_failed_ts": _us_of(retry.last_failed_ms),
         "error": retry.error,
     }
 

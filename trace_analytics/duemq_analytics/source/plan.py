@@ -33,6 +33,10 @@ class QueueBounds:
     topic_id: int = 0
     """Of which topic of this name the offsets are; 0: not known (an older broker)."""
 
+    def between(self, start: int, end: int) -> QueueRange:
+        """Some of its offsets."""
+        return QueueRange(self.broker, self.address, self.queue, start, end, self.topic_id)
+
 
 @dataclass(frozen=True)
 class QueueRange:
@@ -82,9 +86,7 @@ def ranges(queues: Sequence[QueueBounds], options: Options) -> list[QueueRange]:
         start = _resolve("startingOffsets", options.starting, EARLIEST, queue, options)
         end = _resolve("endingOffsets", options.ending, LATEST, queue, options)
         if start < end:
-            found.append(
-                QueueRange(queue.broker, queue.address, queue.queue, start, end, queue.topic_id)
-            )
+            found.append(queue.between(start, end))
     return found
 
 

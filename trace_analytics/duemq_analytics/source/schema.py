@@ -70,7 +70,7 @@ MESSAGES: tuple[Column, ...] = (
     Column("ordering_key", "string", "messages of one key share a queue"),
     Column("body", "binary", "payload"),
     Column("properties", "map<string,string>", "set by the application and by tracing"),
-    Column("born_ts", "timestamp", "when the producer made it"),
+    Column("born_ts", "timestamp", "when the producer made it; null: what it says is no time"),
     Column("store_ts", "timestamp", "when the broker stored it"),
     Column("due_ts", "timestamp", "when it was due; null: not delayed"),
     Column("attempt", "int", "deliveries before this one"),

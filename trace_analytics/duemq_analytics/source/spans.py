@@ -302,7 +302,14 @@ def _map(text: str) -> list[tuple[str, str]]:
     parsed = json.loads(text or "{}")
     if not isinstance(parsed, dict):
         raise ValueError(f"{text[:40]!r} is no JSON object")
-    return [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in parsed.items()]
+    return [
+        (_whole(k), _whole(v if isinstance(v, str) else json.dumps(v))) for k, v in parsed.items()
+    ]
+
+
+def _whole(text: str) -> str:
+    """JSON may have halves of characters, which Arrow does not take."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _constant(kind: pa.DataType, value: Callable[[SpanBatch, QueueRange, int], Any]) -> Make:

@@ -88,9 +88,7 @@ def between(
         if _replaced(end, bounds):  # since it was planned: nothing of that is there
             _lost(until, bounds, options, replaced=True)
             continue
-        found.append(
-            QueueRange(bounds.broker, bounds.address, bounds.queue, at, until, bounds.topic_id)
-        )
+        found.append(bounds.between(at, until))
     _require_all(start, end, {_of(bounds) for bounds in queues}, options)
     return found
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from duemq_analytics.waterfall.message_spans import contexts, is_of
-from duemq_analytics.waterfall.places import Context, Place, Span, places_of
-
-PLACES_MAX = 10
-"""Of a message, that its frames are looked for by.  More has only one whose id others have, too."""
+from duemq_analytics.waterfall.places import PLACES_MAX, Context, Place, Span, places_of
 
 
 def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:

@@ -20,6 +20,7 @@ from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.source import schema, spans
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.waterfall.places import (
+    PLACES_MAX,
     Context,
     Place,
     Places,
@@ -42,7 +43,7 @@ class MessageSpans:
     contexts: set[Context] = field(default_factory=set)
     """That its frames' spans name."""
     places: dict[Place, set[str]] = field(default_factory=dict)
-    """Where it lay."""
+    """Where it lay; the first PLACES_MAX."""
     looked_at: int = 0
     """Spans, in the first look."""
     undecodable: set[tuple[str, int, int]] = field(default_factory=set)
@@ -62,7 +63,8 @@ class MessageSpans:
                 self._add(row)
                 self.contexts |= contexts(row)
                 for place, groups in places_of([row]).items():
-                    self.places.setdefault(place, set()).update(groups)
+                    if place in self.places or len(self.places) < PLACES_MAX:
+                        self.places.setdefault(place, set()).update(groups)
 
     def look_for_frames(self, body: bytes, broker: str, queue: int, offset: int) -> None:
         """The second look, after all of the first."""

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from duemq.tracing.attributes import LAST_OFFSET, TIMED
 
+PLACES_MAX = 10
+"""Of a message, that its frames are looked for by.  More has only one whose id others have, too."""
+
 _OFFSET = re.compile(r"\d{1,18}", re.ASCII)
 
 Span = Mapping[str, Any]

@@ -150,16 +150,13 @@ def list_(session: Session, /, topic: str, key_prefix: str, limit: int, **times:
             rows.extend(map(_timer_row, found))
         except PartialAnswer as error:
             missing = error.missing
-    more = len(rows) > limit
-    del rows[limit:]
     if session.json:
-        session.output.table((), rows, empty="")
+        session.output.table((), rows[:limit], empty="")
     else:
-        shown = ({**row, "due": local_time(row["due_ms"])} for row in rows)
+        shown = ({**row, "due": local_time(row["due_ms"])} for row in rows[:limit])
         columns = ("due", "state", "timer_key", "key", "handle")
         session.output.table(columns, shown, empty="no delayed messages")
-    if more:
-        session.output.note(f"there are more than {limit}: raise --limit, or choose")
+    session.output.say_if_more(rows, limit)
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from duemq import Admin
 from duemq.errors import InvalidArgument
 from duemq.protocol import moments
 from duemq.protocol.timer_keys import REQUEST_ID_BYTES
@@ -18,8 +17,8 @@ from duemq_cli.exits import Exit
 from duemq_cli.session import Session, confirmed, known
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The client; whether it is a dry run; the id of the job.
-Change = Callable[[Admin, bool, bytes | None], int]
+# Of the client, and by name: since, until, dry_run, request_id.
+Change = Callable[..., int]
 
 
 def _checked(_: click.Context, param: click.Parameter, value: str | None) -> bytes | None:
@@ -66,24 +65,23 @@ def change(
     dry_run: bool,
     yes: bool,
     request_id: bytes | None,
-    since: str | None,
-    until: str | None,
+    **span: str | None,
 ) -> Exit:
-    """Counts, asks, and does it.  `asked`: "Cancel"; `done`: "cancelled"."""
+    """Counts, asks, and does it.  `asked`: "Cancel"; `done`: "cancelled"; `span`: since, until."""
     job_id = request_id or os.urandom(REQUEST_ID_BYTES)
     go_on = f"to go on with it say the same with --request-id {job_id.hex()}"
-    go_on += "".join(f" --{name} {at}" for name, at in (("from", since), ("to", until)) if at)
+    given = ("from", span["since"]), ("to", span["until"])
+    go_on += "".join(f" --{name} {at}" for name, at in given if at)
     with session.admin() as admin:
         if dry_run or not (yes or session.json):
-            count, missing = known(lambda: run(admin, True, None))
+            count, missing = known(lambda: run(admin, dry_run=True, request_id=None, **span))
         if not dry_run:
             if not (yes or session.json):
-                session.output.warn_missing(missing)  # it may be back by then
                 question = f"{asked} {count:,} delayed messages?"
-                if not confirmed(session, question, yes=False):
+                if not confirmed(session, question, yes=False, missing=missing):
                     return Exit.FAILED
             session.interruption.left = lambda: f"it goes on at the timer shards; {go_on}"
-            count, missing = known(lambda: run(admin, False, job_id))
+            count, missing = known(lambda: run(admin, dry_run=False, request_id=job_id, **span))
     verb = f"would be {done}" if dry_run else done
     row: dict[str, object] = {"count": count, "dry_run": dry_run}
     if missing and not dry_run:

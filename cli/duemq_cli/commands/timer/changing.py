@@ -50,16 +50,13 @@ _topic = click.option(
 @pass_session
 def cancel(
     session: Session,
+    /,
     handles: tuple[str, ...],
     topic: str | None,
     keys: tuple[str, ...],
     all_: bool,
     key_prefix: str,
-    since: str | None,
-    until: str | None,
-    dry_run: bool,
-    yes: bool,
-    request_id: bytes | None,
+    **job: Any,
 ) -> Exit:
     """Cancel delayed messages by the handles that `duemq send` printed, or by their timer keys.
 
@@ -89,16 +86,10 @@ def cancel(
             session,
             "Cancel",
             "cancelled",
-            lambda admin, dry, job: admin.cancel_pending(
-                name, key_prefix=key_prefix, since=since, until=until, dry_run=dry, request_id=job
-            ),
-            dry_run=dry_run,
-            yes=yes,
-            request_id=request_id,
-            since=since,
-            until=until,
+            lambda admin, **how: admin.cancel_pending(name, key_prefix=key_prefix, **how),
+            **job,
         )
-    if since or until or dry_run or yes or request_id:
+    if any(job.values()):
         raise click.UsageError(
             "--from, --to, --dry-run, --yes and --request-id go with --all or --key-prefix."
         )
@@ -121,14 +112,11 @@ def cancel(
 @pass_session
 def shift(
     session: Session,
+    /,
     topic: str,
     by: str,
     key_prefix: str,
-    since: str | None,
-    until: str | None,
-    dry_run: bool,
-    yes: bool,
-    request_id: bytes | None,
+    **job: Any,
 ) -> Exit:
     """Make the delayed messages that are pending of TOPIC due later, or sooner.
 
@@ -147,14 +135,8 @@ def shift(
         session,
         f"Shift by {by}",
         "shifted",
-        lambda admin, dry, job: admin.shift_pending(
-            topic, by, key_prefix=key_prefix, since=since, until=until, dry_run=dry, request_id=job
-        ),
-        dry_run=dry_run,
-        yes=yes,
-        request_id=request_id,
-        since=since,
-        until=until,
+        lambda admin, **how: admin.shift_pending(topic, by, key_prefix=key_prefix, **how),
+        **job,
     )
 
 
@@ -174,13 +156,10 @@ def shift(
 @pass_session
 def move(
     session: Session,
+    /,
     topic: str,
     to_topic: str,
-    since: str | None,
-    until: str | None,
-    dry_run: bool,
-    yes: bool,
-    request_id: bytes | None,
+    **job: Any,
 ) -> Exit:
     """Let the delayed messages that are pending of TOPIC go to another one when they are due.
 
@@ -199,14 +178,8 @@ def move(
         session,
         f"Move to {to_topic}",
         "moved",
-        lambda admin, dry, job: admin.move_pending(
-            topic, to_topic, since=since, until=until, dry_run=dry, request_id=job
-        ),
-        dry_run=dry_run,
-        yes=yes,
-        request_id=request_id,
-        since=since,
-        until=until,
+        lambda admin, **how: admin.move_pending(topic, to_topic, **how),
+        **job,
     )
 
 

@@ -12,7 +12,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NamedTuple
 
 from duemq.administering import finding
@@ -41,14 +41,14 @@ from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.names import check_topic, dead_letter_topic
 from duemq.sent import Receipt
-from duemq.settings import ProducerSettings
+from duemq.settings import TIMEOUT_S, ProducerSettings
 from duemq.v1 import admin_pb2, message_admin_pb2, stubs
 
 log = logging.getLogger(__name__)
 
 PAGE_MESSAGES_MAX = 500
 PAGE_BYTES_MAX = 4 << 20
-# What is on its way when a resend is cancelled gets so long to be answered and marked.
+# What is on its way when a resend is cancelled gets so long to be answered, as much to be marked.
 CALLED_OFF_S = 5.0
 # For the route of a topic that nobody seems to serve.
 ROUTE_TIMEOUT_S = 3.0
@@ -246,26 +246,18 @@ class DeadLetters(Topics, Groups):
         if to_topic is not None:
             check_topic(to_topic)
         client = self._asker.client
-        settings = ProducerSettings(create_topics=False, client=client.settings)
+        settings = ProducerSettings(
+            create_topics=False,
+            close_timeout_s=TIMEOUT_S[0],  # nothing is on its way by then, or was waited for
+            client=client.settings,
+        )
         async with (
             Producer(client.nameservers, settings=settings) as producer,
             aclosing(self._letter_pages(selection)) as pages,
         ):
             unserved: dict[str, DuemqError] = {}
-            called_off = asyncio.Event()
             async for page in pages:
-                sending = asyncio.create_task(
-                    self._resend(producer, page, selection.group, to_topic, unserved, called_off)
-                )
-                try:
-                    yield await asyncio.shield(sending)
-                except asyncio.CancelledError:
-                    # What is on its way is stored: unmarked it would be sent once more.
-                    called_off.set()
-                    await asyncio.wait({sending}, timeout=CALLED_OFF_S)
-                    raise
-                finally:
-                    sending.cancel()
+                yield await self._resend(producer, page, selection.group, to_topic, unserved)
 
     async def _resend(
         self,
@@ -274,19 +266,28 @@ class DeadLetters(Topics, Groups):
         group: str,
         to_topic: str | None,
         unserved: dict[str, DuemqError],
-        called_off: asyncio.Event,
     ) -> list[Outcome]:
-        """Sends those of a page that come before it is called off, and has them marked."""
-        pending = []
-        for letter in page:
-            if called_off.is_set():
-                break
-            pending.append(await self._submit(producer, letter, to_topic, unserved))
-        outcomes = [
-            (letter, await _outcome(each)) for letter, each in zip(page, pending, strict=False)
-        ]
-        await self._mark(group, outcomes)
-        return outcomes
+        """Sends a page, and has marked what was sent; also when it is cancelled."""
+        answers: list[asyncio.Task[Receipt | DuemqError]] = []
+        try:
+            for letter in page:
+                pending = await self._submit(producer, letter, to_topic, unserved)
+                answers.append(asyncio.create_task(_outcome(pending)))
+            await asyncio.wait(answers)
+            outcomes = _known(page, answers)
+            await self._mark(group, outcomes)
+            return outcomes
+        except asyncio.CancelledError:
+            # What is on its way is stored: unmarked it would be sent once more.
+            if answers:
+                await asyncio.wait(answers, timeout=CALLED_OFF_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CALLED_OFF_S):
+                    await self._mark(group, _known(page, answers))
+            raise
+        finally:
+            for each in answers:
+                each.cancel()
 
     async def _mark(self, group: str, outcomes: list[Outcome]) -> None:
         """Has the brokers note what was sent again.  Should they not, it is logged only."""
@@ -355,6 +356,13 @@ async def _heads(streams: Sequence[AsyncGenerator[Letter, None]]) -> list[Head]:
             heads.append((first.store_ms, number, first))
     heapq.heapify(heads)  # the number is unique among them: letters are not compared
     return heads
+
+
+def _known(page: list[Letter], answers: list[asyncio.Task[Receipt | DuemqError]]) -> list[Outcome]:
+    """What became of a page's letters, as far as they were sent and it is known."""
+    return [
+        (letter, each.result()) for letter, each in zip(page, answers, strict=False) if each.done()
+    ]
 
 
 async def _outcome(pending: AwaitableReceipt | DuemqError) -> Receipt | DuemqError:

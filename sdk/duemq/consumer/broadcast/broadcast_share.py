@@ -40,6 +40,7 @@ from duemq.errors import (
 from duemq.message import Message
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
+from duemq.tracing.attributes import BroadcastId
 from duemq.transport.cluster_client import Client
 from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
@@ -93,7 +94,7 @@ class BroadcastShare:
             progressed=self._progressed,
             spawn=spawn,
             group=group,
-            client_id=member,
+            client_id=BroadcastId(member),
         )
         self._member = member
         self._sources: dict[MessageQueue, Source] = {}

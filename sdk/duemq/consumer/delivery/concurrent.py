@@ -20,15 +20,14 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
+from typing import Unpack
 
 from duemq.consumer.delivery.chunk_work import Caller, Indices, Work
-from duemq.consumer.delivery.failure_log import FailureLog
-from duemq.consumer.delivery.seams import Progressed, Settler, Spawn
+from duemq.consumer.delivery.seams import Calling, Dispatcher
 from duemq.consumer.delivery.stalls import Stalls
-from duemq.consumer.delivery.workers import Callback, Pool, TaskWorkers, ThreadWorkers, is_async
+from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk
-from duemq.consumer.settings import ConsumerSettings
 from duemq.message import Message
 from duemq.outcomes import NotTaken, Outcome, outcome_of
 from duemq.transport.retrying import Backoff
@@ -50,52 +49,27 @@ Outcomes = Mapping[int, Outcome]
 """Of messages of a chunk, by index."""
 
 
-class ConcurrentDispatcher:
-    """Runs the callback over what was pulled (dispatching.Dispatcher)."""
+class ConcurrentDispatcher(Dispatcher[Work]):
+    """In any order; sends back what fails."""
 
-    def __init__(
-        self,
-        callback: Callback,
-        *,
-        batch: bool,
-        settings: ConsumerSettings,
-        settler: Settler,
-        progressed: Progressed,
-        spawn: Spawn,
-        group: str = "",
-        client_id: str = "",
-    ) -> None:
-        self._settings = settings
-        self._batch = batch
-        self._settler = settler
-        self._progressed = progressed
-        self._spawn = spawn
-        self._loop = asyncio.get_running_loop()
-        caller = Caller(callback, batch=batch, group=group, client_id=client_id)
-        pool = TaskWorkers[Work] if is_async(callback) else ThreadWorkers[Work]
-        self._workers: Pool[Work] = pool(caller, settings.threads, self._ended)
+    def __init__(self, callback: Callback, **calling: Unpack[Calling]) -> None:
+        super().__init__(callback, **calling)
         self._works: defaultdict[Source, set[Work]] = defaultdict(set)  # submitted, not ended
         self._sending_back: Counter[Source] = Counter()
         self._some_ended = asyncio.Event()
         self._callback_s = CHUNK_S  # mean time of a callback; at first: one message a chunk
         self._stalls: Stalls[Work] = Stalls()
-        self._failure_log = FailureLog()
-        self._look_s = min(LOOK_S, settings.processing_timeout_s / LOOKS_PER_TIMEOUT)
+        self._look_s = min(LOOK_S, self._settings.processing_timeout_s / LOOKS_PER_TIMEOUT)
         self._next_look: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Starts the workers."""
-        self._workers.start()
+    def _caller(self, callback: Callback, client_id: str) -> Caller:
+        return Caller(callback, batch=self._batch, group=self._group, client_id=client_id)
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers after what they are doing; what they have not begun stays undone."""
         if self._next_look is not None:
             self._next_look.cancel()
         await self._workers.stop(timeout_s)
-
-    def in_callback(self) -> bool:
-        """Tells whether the caller is one of the workers."""
-        return self._workers.inside()
 
     def dispatch(
         self, source: Source, messages: Sequence[Message], next_offset: int, size_bytes: int

@@ -23,16 +23,15 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
-from duemq.consumer.delivery.failure_log import FailureLog
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.order_lanes import Failure, LaneEntry, OrderLane, OrderLanes
 from duemq.consumer.delivery.ordered_runs import Flow, OrderedCaller, OrderedRun
-from duemq.consumer.delivery.seams import Progressed, Settler, Spawn
-from duemq.consumer.delivery.workers import Callback, Pool, TaskWorkers, ThreadWorkers, is_async
+from duemq.consumer.delivery.seams import Calling, Dispatcher
+from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Source
-from duemq.consumer.settings import ConsumerSettings, Order
+from duemq.consumer.settings import Order
 from duemq.message import Message
 from duemq.outcomes import NotTaken, Outcome, outcome_of
 from duemq.protocol.balance import MessageQueue
@@ -53,48 +52,28 @@ CALLBACK_S_MIN = 1e-7
 SMOOTHING = 0.2
 
 
-class InPlaceDispatcher:
-    """seams.Dispatcher that tries again in place."""
+class InPlaceDispatcher(Dispatcher[OrderedRun]):
+    """Tries again in place."""
 
     def __init__(
-        self,
-        callback: Callback,
-        *,
-        lanes: LaneOf,
-        batch: bool,
-        settings: ConsumerSettings,
-        settler: Settler,
-        lease: Lease,
-        progressed: Progressed,
-        spawn: Spawn,
-        group: str = "",
-        client_id: str = "",
+        self, callback: Callback, *, lanes: LaneOf, lease: Lease, **calling: Unpack[Calling]
     ) -> None:
         """`lanes`: what waits for one another; of "message" nothing does."""
         self._lanes = lanes
-        self._batch = batch
-        self._settings = settings
-        self._settler = settler
         self._lease = lease
-        self._progressed = progressed
-        self._spawn = spawn
-        self._group = group
-        self._loop = asyncio.get_running_loop()
-        caller = OrderedCaller(callback, lease, batch=batch, group=group, client_id=client_id)
-        pool = TaskWorkers[OrderedRun] if is_async(callback) else ThreadWorkers[OrderedRun]
-        self._workers: Pool[OrderedRun] = pool(caller, settings.threads, self._ended)
+        super().__init__(callback, **calling)
         # By queue, the oldest first: only that one runs.
         self._flows: defaultdict[MessageQueue, list[Flow]] = defaultdict(list)
         self._sending: Counter[Flow] = Counter()  # dead letters on their way
         self._callback_s = RUN_S  # mean time of a callback, geometric; at first: one a run
         self._watch: asyncio.TimerHandle | None = None
         self._said_over = False
-        self._failure_log = FailureLog()
         lease.on_renewed(self._renewed)
 
-    def start(self) -> None:
-        """Starts the workers."""
-        self._workers.start()
+    def _caller(self, callback: Callback, client_id: str) -> OrderedCaller:
+        return OrderedCaller(
+            callback, self._lease, batch=self._batch, group=self._group, client_id=client_id
+        )
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers after what they are doing; what they have not begun stays undone."""
@@ -103,10 +82,6 @@ class InPlaceDispatcher:
         for flow in [flow for flows in self._flows.values() for flow in flows]:
             flow.cancel_timer()
         await self._workers.stop(timeout_s)
-
-    def in_callback(self) -> bool:
-        """Tells whether the caller is one of the workers."""
-        return self._workers.inside()
 
     def dispatch(
         self, source: Source, messages: Sequence[Message], next_offset: int, size_bytes: int

@@ -8,7 +8,6 @@ from typing import cast
 
 from duemq.consumer.fetching.subscription import Filter
 from duemq.errors import Unavailable
-from duemq.transport import status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2, stubs
 
@@ -32,9 +31,10 @@ async def check_filters(client: Client, group: str, filters: Mapping[str, Filter
     ]
     request = broker_pb2.PullRequest(group=group, queues=queues)
     for broker in client.routes.brokers:
-        stub = stubs.BrokerStub(client.channel(broker.address))
         try:
-            await status.answer(stub.Pull(request, timeout=REQUEST_TIMEOUT_S), broker.address)
+            await client.once(
+                broker.address, stubs.BrokerStub.ask("Pull", request), REQUEST_TIMEOUT_S
+            )
         except Unavailable:
             continue
         return

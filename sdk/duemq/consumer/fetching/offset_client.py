@@ -4,7 +4,7 @@ One attempt each; callers repeat.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from duemq.consumer.settings import StartFrom, start_ms
 from duemq.errors import DuemqError, InvariantError
@@ -15,6 +15,7 @@ from duemq.transport import status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2, group_admin_pb2, stubs
 
+Stub = stubs.BrokerStub
 REQUEST_TIMEOUT_S = 5.0
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
 
@@ -125,10 +126,7 @@ class OffsetClient:
             request.start_ms = start_ms(start_from)
         for queue in queues:
             request.queues.add(topic=queue.topic, broker=broker, queue_id=queue.queue_id)
-        stub, address = self._stub(broker)
-        answer = await status.answer(
-            stub.AcquireQueues(request, timeout=REQUEST_TIMEOUT_S), address
-        )
+        answer = await self._ask(broker, Stub.ask("AcquireQueues", request))
         return {
             MessageQueue(result.topic, broker, result.queue_id): (
                 status.from_proto(result.error)
@@ -156,8 +154,7 @@ class OffsetClient:
             )
             if outcome.delay_ms is not None:
                 message.delay_ms = outcome.delay_ms
-        stub, address = self._stub(broker)
-        answer = await status.answer(stub.SendBack(request, timeout=timeout_s), address)
+        answer = await self._ask(broker, Stub.ask("SendBack", request), timeout_s)
         if len(answer.results) != len(failures):
             raise InvariantError(
                 f"{broker} answered {len(answer.results)} of {len(failures)} messages sent back"
@@ -197,8 +194,7 @@ class OffsetClient:
                 generation=generation,
                 topic_id=topic_id,
             )
-        stub, address = self._stub(broker)
-        answer = await status.answer(stub.CommitOffsets(request, timeout=timeout_s), address)
+        answer = await self._ask(broker, Stub.ask("CommitOffsets", request), timeout_s)
         return {
             MessageQueue(result.topic, broker, result.queue_id): status.from_proto(result.error)
             for result in answer.queues
@@ -208,8 +204,7 @@ class OffsetClient:
     async def ranges(self, broker: str, topic: str) -> dict[MessageQueue, QueueOffsets]:
         """What one broker has of a topic, and the group's offsets in it."""
         request = broker_pb2.GetOffsetsRequest(group=self._group, topic=topic)
-        stub, address = self._stub(broker)
-        answer = await status.answer(stub.GetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
+        answer = await self._ask(broker, Stub.ask("GetOffsets", request))
         return {
             MessageQueue(result.topic, broker, result.queue_id): QueueOffsets(
                 result.offset if result.offset >= 0 else None,
@@ -225,9 +220,7 @@ class OffsetClient:
         request = group_admin_pb2.ResetOffsetsRequest(
             group=self._group, topic=topic, at_ms=start_ms, dry_run=True
         )
-        address = self._client.broker(broker).address
-        stub = stubs.GroupAdminStub(self._client.channel(address))
-        answer = await status.answer(stub.ResetOffsets(request, timeout=REQUEST_TIMEOUT_S), address)
+        answer = await self._ask(broker, stubs.GroupAdminStub.ask("ResetOffsets", request))
         for change in answer.changes:
             if change.HasField("error"):
                 raise status.from_proto(change.error)
@@ -236,6 +229,5 @@ class OffsetClient:
             for change in answer.changes
         }
 
-    def _stub(self, broker: str) -> tuple[stubs.BrokerStub, str]:
-        address = self._client.broker(broker).address
-        return stubs.BrokerStub(self._client.channel(address)), address
+    async def _ask(self, broker: str, method: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
+        return await self._client.once(self._client.broker(broker).address, method, timeout_s)

@@ -13,10 +13,12 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from duemq.consumer.delivery.dispatchers import dispatcher_for
+from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
+from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.seams import Spawn
+from duemq.consumer.delivery.seams import Calling, Dispatcher, Spawn
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
@@ -93,10 +95,7 @@ class GroupShare:
         settler = SendBacks(
             self._offsets, spawn, self._taken_over, group=group, client_id=member_id
         )
-        self._dispatcher = dispatcher_for(
-            order,
-            callback,
-            lease,
+        calling = Calling(
             batch=batch,
             settings=settings,
             settler=settler,
@@ -104,6 +103,11 @@ class GroupShare:
             spawn=spawn,
             group=group,
             client_id=member_id,
+        )
+        self._dispatcher: Dispatcher[Any] = (
+            ConcurrentDispatcher(callback, **calling)
+            if order is None
+            else InPlaceDispatcher(callback, lanes=order, lease=lease, **calling)
         )
         older = (
             MessageQueue(topic, queue.broker, queue.queue_id)
@@ -193,8 +197,12 @@ class GroupShare:
         """What a hello says is ours."""
         return self._holdings.claim()
 
-    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
+    def assigned(
+        self, generation: int, queues: frozenset[MessageQueue], reads_for_ms: Mapping[str, int]
+    ) -> None:
         """A new assignment."""
+        now_ms = int(time.time() * 1000)
+        self._holdings.reads({topic: now_ms - for_ms for topic, for_ms in reads_for_ms.items()})
         step = self._holdings.assigned(generation, queues)
         self._beginning.assigned(step.acquire)
         self._carry_out(step)
@@ -230,7 +238,7 @@ class GroupShare:
             generation, coordinator = self._holdings.generation, self._membership.coordinator
             try:
                 answers: dict[MessageQueue, Start | DuemqError] = {}
-                starts = self._holdings.starts(todo, again=backoff.attempts > 0)
+                starts = self._holdings.starts(todo)
                 for start_from, queues in starts.items():
                     answers |= await self._offsets.acquire(
                         broker, queues, generation, start_from, coordinator

@@ -96,6 +96,7 @@ class Holdings:
         self._topic_id_of = topic_id_of
         # Each with the id of its topic.
         self._older = {queue: topic_id_of(queue.topic, queue.broker) for queue in older}
+        self._reads_since_ms: Mapping[str, int] = {}
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._answered = False  # the last claim
         self._untold: set[MessageQueue] = set()  # given up since then
@@ -135,6 +136,10 @@ class Holdings:
         self._answered, self._untold = False, set()
         return tuple(self._held)
 
+    def reads(self, since_ms: Mapping[str, int]) -> None:
+        """Since when the group has read its topics, by this machine's clock."""
+        self._reads_since_ms = since_ms
+
     def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> Step:
         """A new assignment: the whole of what shall be held from now on."""
         self.generation, self._wanted = generation, queues
@@ -167,27 +172,35 @@ class Holdings:
 
     # --- what became of them ------------------------------------------------------------------
 
-    def starts(
-        self, queues: Iterable[MessageQueue], *, again: bool = False
-    ) -> Mapping[StartFrom, list[MessageQueue]]:
-        """Where the group begins in queues that it has no offset for.
-
-        `again`: their broker was asked before, and did not take them over.
+    def starts(self, queues: Iterable[MessageQueue]) -> Mapping[StartFrom, list[MessageQueue]]:
+        """Where the group begins in queues that it has no offset for; their broker is asked now.
 
         With "latest" a queue that came while this member was there (a new topic, also one made anew
         whose queues others had before; a queue or broker more) begins when the member did, and so
         does one that cannot be taken over at once: what was sent into it meanwhile would be left
         out otherwise.  Not at its beginning: it may be an old broker that was away for a moment.
+
+        A group that read the topic long before this member has no offset in a queue that came
+        while nobody was there: it begins when the group did.
         """
-        since_start = max(0, self._began_ms - CLOCK_BEHIND_MS_MAX)
         starts: defaultdict[StartFrom, list[MessageQueue]] = defaultdict(list)
         for queue in queues:
-            new = self._start_from == "latest" and (again or not self._is_older(queue))
-            starts[since_start if new else self._start_from].append(queue)
+            starts[self._start(queue)].append(queue)
         return starts
 
-    def _is_older(self, queue: MessageQueue) -> bool:
-        then = self._older.get(queue)
+    def _start(self, queue: MessageQueue) -> StartFrom:
+        if self._start_from != "latest":
+            return self._start_from
+        was_older = self._was_older(queue)
+        member_ms = self._began_ms - CLOCK_BEHIND_MS_MAX
+        group_ms = self._reads_since_ms.get(queue.topic, self._began_ms)
+        if group_ms < member_ms:
+            return max(0, group_ms - CLOCK_BEHIND_MS_MAX)
+        return "latest" if was_older else max(0, member_ms)
+
+    def _was_older(self, queue: MessageQueue) -> bool:
+        """Once: it has an offset then, unless it could not be taken over, or is made anew."""
+        then = self._older.pop(queue, None)
         if then is None:
             return False
         now = self._topic_id_of(queue.topic, queue.broker)
@@ -200,7 +213,6 @@ class Holdings:
         holding.source, holding.committed = source, source.pending.commit_point
         holding.settled = settled
         holding.state = HoldingState.ACTIVE
-        self._older.pop(holding.queue, None)  # has an offset now, unless its topic is made anew
         return True
 
     def released(self, holdings: Iterable[Holding]) -> Step:

@@ -50,8 +50,13 @@ class Owner(Protocol):
         """A hello is sent: answers what is not released yet.  Nothing else is ours from now on."""
         ...
 
-    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> None:
-        """The whole of what shall be owned from now on."""
+    def assigned(
+        self, generation: int, queues: frozenset[MessageQueue], reads_for_ms: Mapping[str, int]
+    ) -> None:
+        """The whole of what shall be owned from now on.
+
+        `reads_for_ms`: for how long the group has read each topic, as far as that is known.
+        """
         ...
 
     async def fenced(self) -> None:
@@ -324,7 +329,8 @@ class Membership:
                 assignment.waits_ms / 1000,
             )
         queues = (MessageQueue(q.topic, q.broker, q.queue_id) for q in assignment.queues)
-        self._owner.assigned(assignment.generation, frozenset(queues))
+        reads_for_ms = dict(assignment.reads_for_ms)
+        self._owner.assigned(assignment.generation, frozenset(queues), reads_for_ms)
 
     async def _beat(self) -> None:
         """Raises Timeout when the coordinator is silent; write failures show in `_read`."""

@@ -15,6 +15,7 @@ from duemq.producing.handle import text_of
 from duemq.producing.keyed.lanes import Call
 from duemq.producing.outbox import Target
 from duemq.protocol.due import DELAYS_MS
+from duemq.tracing import sends
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
 
@@ -73,8 +74,9 @@ class KeyedBatch(Batch):
             kept = copy(self)
             kept.error = None
             kept.waiters = []
-            kept.sends = [each for each in self.sends if each[0] not in self.errors]
-            self.sends = [each for each in self.sends if each[0] in self.errors]
+            begun = list(sends.one_by_one(self.sends))
+            kept.sends = [each for each in begun if each[0] not in self.errors]
+            self.sends = [each for each in begun if each[0] in self.errors]
             Batch.wake(kept, server)
         super().wake(server)
 

@@ -10,7 +10,8 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
+from functools import partial
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
 from duemq.producing.keyed.lanes import C, Call, Lanes
@@ -73,7 +74,12 @@ class TimerCalls:
         for call in taken:
             task = asyncio.get_running_loop().create_task(self._run(call), name="timer call")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._ended, call))
+
+    def _ended(self, call: Call, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not call.done:  # a task that ends before its first step does nothing
+            _give_up(call)
 
     async def _run(self, call: Call) -> None:
         asked = False
@@ -128,19 +134,16 @@ class TimerCalls:
         with self.lock:
             self._closed = True
             given_up = self.lanes.give_up()
-        _give_up(given_up)
+        for call in given_up:
+            _give_up(call)
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        with self.lock:
-            not_begun = self.lanes.open()  # a task that ends before its first step does nothing
-        _give_up(not_begun)
 
 
-def _give_up(calls: Iterable[Call]) -> None:
-    for call in calls:
-        call.failed(Closed("the client was closed before it was sent"), asked=False)
-        call.done = True
+def _give_up(call: Call) -> None:
+    call.failed(Closed("the client was closed before it was sent"), asked=False)
+    call.done = True
 
 
 def no_shard() -> Unavailable:

@@ -2,7 +2,11 @@
 
 A slow answer or a failure keeps messages without an ordering key away from a broker for the time
 in the table.  It is advice only: where every broker is avoided, none is.  Keyed messages stay.
+One that goes on refusing is sent nothing at all for a while.
 """
+
+from collections.abc import Callable
+from typing import Protocol
 
 # (an answer that took at least this long, keeps messages away this long), in ms.
 AVOIDANCE_MS = (
@@ -47,3 +51,30 @@ class Health:
     def avoided(self, now_ms: float) -> dict[str, float]:
         """The brokers avoided and until when."""
         return {b: until for b, until in self._avoided_until_ms.items() if now_ms < until}
+
+
+class Waits(Protocol):
+    """How long a broker is left in peace that goes on refusing."""
+
+    def next_s(self) -> float:
+        """Counts a refusal."""
+        ...
+
+
+class Patience:
+    """With brokers that refuse."""
+
+    def __init__(self, waits: Callable[[], Waits]) -> None:
+        """`waits`: made for each broker that refuses."""
+        self._make = waits
+        self._refusing: dict[str, Waits] = {}
+
+    def wait_ms(self, broker: str) -> float:
+        """How long it is sent nothing, after one more refusal."""
+        if broker not in self._refusing:
+            self._refusing[broker] = self._make()
+        return self._refusing[broker].next_s() * 1000
+
+    def over(self, broker: str) -> None:
+        """It takes something again."""
+        self._refusing.pop(broker, None)

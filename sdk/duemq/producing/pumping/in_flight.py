@@ -7,11 +7,36 @@ flight behind it, sent again, here and nowhere else.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from duemq.errors import DuemqError, Internal
 from duemq.producing.batch import Batch
 from duemq.producing.pumping.sequence_lane import SequenceLane
+
+
+class Stored(Protocol):
+    """Where a batch was stored (message of the protocol: BatchResult)."""
+
+    @property
+    def queue_id(self) -> int: ...  # noqa: D102
+    @property
+    def base_offset(self) -> int: ...  # noqa: D102
+    @property
+    def store_ms(self) -> int: ...  # noqa: D102
+    @property
+    def due_ms(self) -> bytes: ...  # noqa: D102
+
+
+class Answer(NamedTuple):
+    """A broker's, to one frame."""
+
+    request_id: int
+    broker: str
+    """As it calls itself; empty: as it is known."""
+    store_id: int
+    results: Sequence[Stored | DuemqError]
+    """One for each batch."""
 
 
 class Frame:

@@ -9,8 +9,7 @@ Owner and only caller: Sender on the event loop.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
 
 from duemq.errors import (
     Closed,
@@ -24,10 +23,10 @@ from duemq.errors import (
 )
 from duemq.producing.batch import Batch
 from duemq.producing.outbox import Outbox, Target
-from duemq.producing.pumping import refusals
+from duemq.producing.pumping import sequence_lane as lanes
 from duemq.producing.pumping.backlog import Backlog
-from duemq.producing.pumping.broker_health import Health
-from duemq.producing.pumping.in_flight import Frame, InFlight
+from duemq.producing.pumping.broker_health import Health, Patience, Waits
+from duemq.producing.pumping.in_flight import Answer, Frame, InFlight, Stored
 from duemq.producing.pumping.sequence_lane import SequenceLane
 from duemq.protocol.route import RouteCache
 from duemq.settings import ProducerSettings
@@ -38,38 +37,6 @@ HOLD_BYTES = 32 * 1024
 # For the answer of another broker it waits as well, but no longer than this.
 HOLD_MS = 2.0
 NEVER = float("inf")
-
-
-class Waits(Protocol):
-    """How long a broker is left in peace that goes on refusing."""
-
-    def next_s(self) -> float:
-        """Counts a refusal."""
-        ...
-
-
-class Stored(Protocol):
-    """Where a batch was stored (message of the protocol: BatchResult)."""
-
-    @property
-    def queue_id(self) -> int: ...  # noqa: D102
-    @property
-    def base_offset(self) -> int: ...  # noqa: D102
-    @property
-    def store_ms(self) -> int: ...  # noqa: D102
-    @property
-    def due_ms(self) -> bytes: ...  # noqa: D102
-
-
-class Answer(NamedTuple):
-    """A broker's, to one frame."""
-
-    request_id: int
-    broker: str
-    """As it calls itself; empty: as it is known."""
-    store_id: int
-    results: Sequence[Stored | DuemqError]
-    """One for each batch."""
 
 
 class Step:
@@ -104,16 +71,15 @@ class Pump:
         """`waits`: made for each broker that refuses, dropped when it takes something again."""
         self.settings = settings
         self.targets: dict[str, Target] = {}
-        """By topic.  Added to by callers' threads, read here."""
+        """By topic.  Read by callers' threads."""
         self.early: deque[Batch] = deque()
         """Batches whose topic is not found yet, in the order they began."""
         self.open: deque[Batch] = deque()
         """Batches taken in and not done, in the order they began; done ones among them."""
         self._outbox = outbox
         self._routes = routes
-        self._waits = waits
-        self._refusing: dict[str, Waits] = {}
         self._health = Health()
+        self._patience = Patience(waits)
         self._backlog = Backlog(producer_id, routes, outbox, self._may_take)
         self._in_flight: dict[str, InFlight] = {}
         self._finding: dict[str, Target] = {}
@@ -296,7 +262,7 @@ class Pump:
                 continue  # given up meanwhile; its stream is being replaced
             if not isinstance(result, DuemqError):
                 self._stored(lane, batch, answer, result)
-            elif frame.repeated and refusals.undecided(lane, batch, result):
+            elif frame.repeated and lane.undecided(batch, result):
                 lane.doubt(batch)
                 unknown.append(batch)
                 refused |= self._leave_in_peace(in_flight, result, now_ms)
@@ -304,10 +270,9 @@ class Pump:
                 batch.in_flight = False
                 refused |= self._refused(in_flight, lane, batch, result, frame.repeated, now_ms)
         if not refused:
-            self._refusing.pop(broker, None)
+            self._patience.over(broker)
         if unknown:
-            lanes = [self._backlog.lane_of(batch) for batch in unknown]
-            in_flight.keep(Frame(unknown, lanes, repeated=True))
+            in_flight.keep(Frame(unknown, list(map(self._backlog.lane_of, unknown)), repeated=True))
 
     def _stored(self, lane: SequenceLane, batch: Batch, answer: Answer, result: Stored) -> None:
         batch.in_flight = False
@@ -337,13 +302,13 @@ class Pump:
 
         `repeated`: it was sent on an earlier stream, and what that did with it is not known.
         """
-        if isinstance(error, OutOfSequence) and (refusals.missing_before(error) or not repeated):
+        if isinstance(error, OutOfSequence) and (lanes.missing_before(error) or not repeated):
             lane.out_of_sequence(batch)
             self._backlog.keep_turn(lane)
             if lane.refusals > self.settings.in_flight:
                 self._pause(in_flight, now_ms)
             return lane.refusals > self.settings.in_flight
-        if not repeated and refusals.may_be_repeated(error):
+        if not repeated and lanes.may_be_repeated(error):
             lane.refused(batch, again=batch.queue is not None)
             if batch.queue is None:
                 self._backlog.put_back(batch)
@@ -360,7 +325,7 @@ class Pump:
         if isinstance(error, TopicNotFound | QueueNotFound):
             # Deleted, or smaller than it was: the next call asks anew.
             self.targets.pop(batch.topic, None)
-        self._fail(batch, refusals.doubted(error) if repeated else error)
+        self._fail(batch, lanes.doubted(error) if repeated else error)
         return False
 
     def _leave_in_peace(self, in_flight: InFlight, error: DuemqError, now_ms: float) -> bool:
@@ -370,10 +335,7 @@ class Pump:
         return True
 
     def _pause(self, in_flight: InFlight, now_ms: float) -> None:
-        waits = self._refusing.get(in_flight.broker)
-        if waits is None:
-            waits = self._refusing[in_flight.broker] = self._waits()
-        in_flight.paused_until_ms = now_ms + waits.next_s() * 1000
+        in_flight.paused_until_ms = now_ms + self._patience.wait_ms(in_flight.broker)
 
     # ── what is given up ─────────────────────────────────────────────────────────────
 

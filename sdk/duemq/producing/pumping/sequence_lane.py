@@ -17,7 +17,7 @@ its first batch is stored, only one is in flight: were it refused, the next woul
 from collections import deque
 from dataclasses import dataclass, field
 
-from duemq.errors import InvariantError
+from duemq.errors import DuemqError, Fenced, InvariantError, OutOfSequence, Timeout
 from duemq.producing.batch import Batch
 from duemq.producing.batch_encoding import Numbers
 
@@ -53,6 +53,13 @@ class SequenceLane:
     def idle(self) -> bool:
         """Nothing waits and nothing is on its way."""
         return not (self.in_flight or self.waiting or self.returned)
+
+    def undecided(self, batch: Batch, error: DuemqError) -> bool:
+        """Whether this answer to a repeat leaves open what the earlier attempt did, or will do."""
+        if isinstance(error, OutOfSequence):
+            # A late copy of a batch in front of it, and so of this one, may be on its way.
+            return missing_before(error) and self.doubtful_before(batch)
+        return may_be_repeated(error)
 
     def number(self) -> Numbers:
         """The next batch's numbers; it is in flight from now on."""
@@ -138,3 +145,30 @@ class SequenceLane:
         self.returned.sort(key=lambda batch: batch.sequence)
         self.waiting.extendleft(reversed(self.returned))
         self.returned.clear()
+
+
+def may_be_repeated(error: DuemqError) -> bool:
+    """The same batch can succeed later, under the same numbers."""
+    return error.retryable and not isinstance(error, Timeout)
+
+
+def missing_before(error: OutOfSequence) -> bool:
+    """The broker does not have the batch, as it expects one in front of it.
+
+    Otherwise it has it, and no longer knows where.
+    """
+    sequence, expected = error.value, error.limit
+    return sequence.isdecimal() and expected.isdecimal() and int(sequence) > int(expected)
+
+
+def doubted(error: DuemqError) -> DuemqError:
+    """The refusal of a repeat, with what it does not tell."""
+    if isinstance(error, Fenced):
+        return Timeout(f"whether the message is stored is unknown: {error}")
+    return type(error)(
+        f"{error.message}; an earlier attempt may have been stored",
+        field=error.field,
+        value=error.value,
+        limit=error.limit,
+        retryable=error.retryable,
+    )

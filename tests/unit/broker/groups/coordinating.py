@@ -4,10 +4,11 @@ from typing import Any
 from zlib import crc32
 
 from duemq.protocol.balance import MessageQueue
-from duemq_server.broker.groups.coordinator import Assignment, Coordinator, Step
+from duemq_server.broker.groups.coordinator import Assignment
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.store.offsets import GENERATION_MARKS
+from tests.unit.broker.groups.stepping import Step, SteppingCoordinator
 
 T0 = 1_700_000_000_000
 TIMEOUT_MS = 10_000
@@ -24,8 +25,8 @@ def hello(member_id: str, *, topics=("orders",), **rest) -> Hello:
     return Hello("g", member_id, dict.fromkeys(topics, TopicFilter()), **rest)
 
 
-def new_coordinator(queue_count: int = 4, **options: Any) -> Coordinator:
-    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS, **options)
+def new_coordinator(queue_count: int = 4, **options: Any) -> SteppingCoordinator:
+    made = SteppingCoordinator("b1", session_timeout_ms=TIMEOUT_MS, **options)
     made.routes_changed({"orders": queues(*range(queue_count))}, ["b1"], T0)
     return made
 
@@ -40,14 +41,14 @@ def only(step: Step) -> Assignment:
     return assignment
 
 
-def restarted(coordinator: Coordinator, now_ms: int) -> Coordinator:
-    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+def restarted(coordinator: SteppingCoordinator, now_ms: int) -> SteppingCoordinator:
+    made = SteppingCoordinator("b1", session_timeout_ms=TIMEOUT_MS)
     made.table.restore(coordinator.table.snapshot(), now_ms)
     made.routes_changed({"orders": queues(0, 1, 2, 3)}, ["b1"], now_ms)
     return made
 
 
-def two_members() -> tuple[Coordinator, int]:
+def two_members() -> tuple[SteppingCoordinator, int]:
     coordinator = new_coordinator()
     coordinator.join(hello("m1"), T0)
     generation = coordinator.join(hello("m2"), T0).assignments[0].generation

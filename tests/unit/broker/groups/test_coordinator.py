@@ -14,7 +14,6 @@ from duemq.protocol.pieces import PIECE, Pieces, finish
 from duemq_server.broker.groups.coordinator import (
     STALL_MS_MAX,
     Assignment,
-    Coordinator,
 )
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
@@ -31,6 +30,7 @@ from tests.unit.broker.groups.coordinating import (
     told,
     two_members,
 )
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 # --- sharing -----------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ def test_a_topic_that_grows_is_shared_anew() -> None:
 
 
 def test_queues_of_a_broker_that_is_gone_are_taken_from_their_owner() -> None:
-    coordinator = Coordinator("b1")
+    coordinator = SteppingCoordinator("b1")
     both = queues(0, broker="b1") + queues(0, broker="b0")
     coordinator.routes_changed({"orders": both}, ["b1"], T0)
     coordinator.join(hello("m1"), T0)
@@ -121,7 +121,7 @@ def test_queues_of_a_broker_that_is_gone_are_taken_from_their_owner() -> None:
 
 
 def test_a_group_may_wait_for_a_topic_that_is_not_there_yet() -> None:
-    coordinator = Coordinator("b1")
+    coordinator = SteppingCoordinator("b1")
     coordinator.routes_changed({}, ["b1"], T0)
     assert only(coordinator.join(hello("m1"), T0)).queues == ()
     step = coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0)
@@ -275,7 +275,7 @@ def test_one_that_comes_back_while_it_is_leaving_is_still_leaving() -> None:
 
 
 def test_another_brokers_group_is_sent_there() -> None:
-    coordinator = Coordinator("b1")
+    coordinator = SteppingCoordinator("b1")
     coordinator.routes_changed({}, ["b1", "b2"], T0)
     theirs = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", ["b1", "b2"]) == "b2")
     with pytest.raises(NotCoordinator) as refused:
@@ -285,7 +285,7 @@ def test_another_brokers_group_is_sent_there() -> None:
 
 def test_a_broker_that_knows_no_cluster_is_not_ready() -> None:
     with pytest.raises(NotReady):
-        Coordinator("b1").join(hello("m1"), T0)
+        SteppingCoordinator("b1").join(hello("m1"), T0)
 
 
 def test_a_group_moves_when_the_brokers_change() -> None:
@@ -349,7 +349,7 @@ def test_what_a_member_says_before_it_hears_that_its_group_has_moved_ends_no_ses
 
 
 def test_two_coordinators_of_one_group_never_make_the_same_generation() -> None:
-    one, other = (Coordinator(name, session_timeout_ms=TIMEOUT_MS) for name in ("b1", "b2"))
+    one, other = (SteppingCoordinator(name, session_timeout_ms=TIMEOUT_MS) for name in ("b1", "b2"))
     made: dict[str, set[int]] = {"b1": set(), "b2": set()}
     for name, coordinator in (("b1", one), ("b2", other)):
         coordinator.routes_changed({"orders": queues(*range(4))}, [name], T0)
@@ -390,8 +390,8 @@ def pieces_of(work: Pieces[Any]) -> int:
     return sum(1 for _ in work)
 
 
-def large(strategy: str) -> Coordinator:
-    made = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
+def large(strategy: str) -> SteppingCoordinator:
+    made = SteppingCoordinator("b1", session_timeout_ms=TIMEOUT_MS)
     topics = {topic: queues(*range(4 * PIECE), topic=topic) for topic in ("orders", "bills")}
     made.set_routes(topics, ["b1"], T0)
     made.enter(hello("m1", topics=("orders", "bills"), strategy=strategy), T0)

@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.errors import GroupNotFound
-from duemq_server.broker.groups.coordinator import EMPTY_GROUP_KEPT_MS, Coordinator
+from duemq_server.broker.groups.coordinator import EMPTY_GROUP_KEPT_MS
 from tests.unit.broker.groups.coordinating import (
     FIRST,
     T0,
@@ -14,6 +14,7 @@ from tests.unit.broker.groups.coordinating import (
     told,
     two_members,
 )
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 
 def test_after_a_restart_members_keep_what_they_had_until_all_are_back() -> None:
@@ -175,7 +176,7 @@ def test_a_snapshot_is_wanted_after_what_it_holds_has_changed() -> None:
 
 def test_a_snapshot_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version"):
-        Coordinator("b1").table.restore(b'{"version": 2, "groups": {}}', T0)
+        SteppingCoordinator("b1").table.restore(b'{"version": 2, "groups": {}}', T0)
 
 
 def test_empty_groups_are_forgotten_after_a_week() -> None:
@@ -187,3 +188,19 @@ def test_empty_groups_are_forgotten_after_a_week() -> None:
     coordinator.tick(T0 + EMPTY_GROUP_KEPT_MS)
     with pytest.raises(GroupNotFound):
         coordinator.group("g")
+
+
+def test_since_when_a_group_reads_its_topics_survives_its_members_and_a_restart() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0)
+    coordinator.leave("g", "m1", T0 + 1_000)
+    coordinator = restarted(coordinator, T0 + 2_000)
+    coordinator.join(hello("m2", topics=("orders", "mail")), T0 + 3_000)
+    assert coordinator.group("g").reads_since_ms == {"orders": T0, "mail": T0 + 3_000}
+    coordinator = restarted(coordinator, T0 + 4_000)
+    assert coordinator.group("g").reads_since_ms == {"orders": T0, "mail": T0 + 3_000}
+    coordinator.leave("g", "m2", T0 + 5_000)
+    coordinator.join(hello("m3", topics=("mail",)), T0 + 6_000)
+    coordinator.leave("g", "m3", T0 + 7_000)
+    coordinator.join(hello("m4"), T0 + 8_000)  # anew: it had stopped reading them
+    assert coordinator.group("g").reads_since_ms == {"orders": T0 + 8_000}

@@ -3,10 +3,10 @@ import json
 import pytest
 
 from duemq.errors import GroupNotFound, InvalidArgument, Overloaded
-from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from tests.unit.broker.groups.coordinating import T0, hello, new_coordinator, queues, told
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_snapshot_is_whole_however_little_has_changed() -> None:
         "g2": ["m1", "m2"],
         "g3": ["m1"],
     }
-    again = Coordinator("b1")
+    again = SteppingCoordinator("b1")
     again.table.restore(coordinator.table.snapshot(), T0 + 3)
     assert json.loads(again.table.snapshot())["groups"] == kept
 
@@ -107,7 +107,7 @@ def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:
     def check_known(group: str) -> None:
         raise GroupNotFound(f"no group {group}")
 
-    coordinator = Coordinator("b1", check_known=check_known)
+    coordinator = SteppingCoordinator("b1", check_known=check_known)
     coordinator.routes_changed({"orders": queues(0)}, ["b1"], T0)
     with pytest.raises(GroupNotFound):
         coordinator.join(hello("m1"), T0)

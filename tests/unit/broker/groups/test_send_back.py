@@ -28,6 +28,7 @@ from duemq_server.broker.records import retry_record
 from duemq_server.broker.records.batch import BatchLimits
 from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.store import offsets, recovery
+from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
@@ -179,7 +180,7 @@ def test_seventeen_deliveries_then_a_dead_letter() -> None:
 
 def test_a_consumer_that_miscounts_gets_no_more_deliveries() -> None:
     store = filled(FaultyDisk())
-    store.put_group(GroupConfig(GROUP, RetryPolicy(1, (0,))))
+    group_changes.put(store, GroupConfig(GROUP, RetryPolicy(1, (0,))))
     assert sent_back(store, Failure(KEY, 0, deliveries=1)) == [SentBack(due_ms=NOW_MS)]
     fired(store)
     again = Failure(GroupQueue(GROUP, RETRY, 0), 0, deliveries=1)
@@ -188,7 +189,7 @@ def test_a_consumer_that_miscounts_gets_no_more_deliveries() -> None:
 
 def test_a_group_without_retries_has_dead_letters_at_once() -> None:
     store = filled(FaultyDisk())
-    store.put_group(GroupConfig(GROUP, RetryPolicy(0)))
+    group_changes.put(store, GroupConfig(GROUP, RetryPolicy(0)))
     assert sent_back(store, Failure(KEY, 0, delay_ms=5)) == [SentBack(dead_letter=True)]
 
 
@@ -211,7 +212,7 @@ def test_the_story_of_another_group_is_not_continued() -> None:
 
 def test_what_the_group_is_done_with_is_a_duplicate_and_costs_no_log() -> None:
     store = filled(FaultyDisk())
-    store.put_offsets(GROUP, [(KEY, Progress(2, 7))])
+    offset_changes.put(store, GROUP, [(KEY, Progress(2, 7))])
     sent_back(store, Failure(KEY, 5, generation=7))
     end = store.log.end_position
     outcomes = sent_back(
@@ -250,7 +251,7 @@ def test_a_repeat_while_the_record_was_read_is_found_at_the_append() -> None:
 
 def test_a_message_cannot_be_sent_back_by_who_lost_the_queue() -> None:
     store = filled(FaultyDisk())
-    store.put_offsets(GROUP, [(KEY, Progress(0, 7))])
+    offset_changes.put(store, GROUP, [(KEY, Progress(0, 7))])
     [outcome] = sent_back(store, Failure(KEY, 5, generation=6))
     assert isinstance(outcome, FencedMember)
     assert outcome.limit == "7"
@@ -314,7 +315,7 @@ def test_the_number_of_settled_offsets_is_bounded(monkeypatch: pytest.MonkeyPatc
     sent_back(store, Failure(KEY, 9))
     outcomes = sent_back(store, *(Failure(KEY, offset) for offset in range(5)))
     assert errors_of(outcomes) == [SentBack, SentBack, Overloaded, Overloaded, Overloaded]
-    store.put_offsets(GROUP, [(KEY, Progress(2, 0))])
+    offset_changes.put(store, GROUP, [(KEY, Progress(2, 0))])
     assert errors_of(sent_back(store, Failure(KEY, 2))) == [SentBack]
 
 
@@ -371,11 +372,11 @@ def test_groups_are_spread_over_the_timer_queues() -> None:
 def test_it_is_all_known_again_after_a_start() -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    store.put_group(GroupConfig(GROUP, RetryPolicy(3)))
+    group_changes.put(store, GroupConfig(GROUP, RetryPolicy(3)))
     sent_back(store, Failure(KEY, 1), Failure(KEY, 3))
     save(store, disk)
     sent_back(store, Failure(KEY, 5), Failure(KEY, 7, dead_letter=True))
-    store.put_offsets(GROUP, [(KEY, Progress(2, 4))])
+    offset_changes.put(store, GROUP, [(KEY, Progress(2, 4))])
     settle(store)
     for _ in range(2):
         again = opened(disk)
@@ -391,7 +392,7 @@ def test_lost_consume_queues_do_not_count_retries_twice() -> None:
     disk = FaultyDisk()
     store = filled(disk)
     sent_back(store, Failure(KEY, 1), Failure(KEY, 3))
-    store.put_offsets(GROUP, [(KEY, Progress(2, 4))])
+    offset_changes.put(store, GROUP, [(KEY, Progress(2, 4))])
     save(store, disk)
     for path in list(disk.paths):
         if "consumequeue" in path:
@@ -404,9 +405,9 @@ def test_lost_consume_queues_do_not_count_retries_twice() -> None:
 def test_a_reset_delivers_again_what_was_settled() -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    store.put_offsets(GROUP, [(KEY, Progress(6, 4))])
+    offset_changes.put(store, GROUP, [(KEY, Progress(6, 4))])
     sent_back(store, Failure(KEY, 8))
-    store.reset_offsets(GROUP, [(KEY, 2)])
+    offset_changes.reset(store, GROUP, [(KEY, 2)])
     settle(store)
     for each in (store, opened(disk)):
         assert each.offsets.find(KEY) == Progress(2, 5)
@@ -425,19 +426,19 @@ def test_a_deleted_topic_has_nothing_settled() -> None:
     settle(store)
     for each in (store, opened(disk)):
         assert not each.offsets.settled(KEY)
-        assert not each.knows_group(GROUP)
+        assert not group_changes.knows(each, GROUP)
 
 
 def test_a_deleted_group_is_forgotten_and_its_dead_letters_stay() -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    store.put_group(GroupConfig(GROUP, RetryPolicy(3)))
+    group_changes.put(store, GroupConfig(GROUP, RetryPolicy(3)))
     sent_back(store, Failure(KEY, 1), Failure(KEY, 2, dead_letter=True))
     save(store, disk)
-    store.delete_group(GROUP)
+    group_changes.delete(store, GROUP)
     settle(store)
     for each in (store, opened(disk)):
-        assert not each.knows_group(GROUP)
+        assert not group_changes.knows(each, GROUP)
         assert not each.offsets.settled(KEY)
         assert each.groups.effective(GROUP).retry.retries_max == 16
         assert RETRY not in each.topics

@@ -1,7 +1,6 @@
 import pytest
 
 from duemq.errors import FencedMember
-from duemq_server.broker.groups.coordinator import Coordinator
 from duemq_server.broker.groups.members import Hello
 from tests.unit.broker.groups.coordinating import (
     T0,
@@ -13,13 +12,14 @@ from tests.unit.broker.groups.coordinating import (
     restarted,
     told,
 )
+from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 
 def static(member_id: str, incarnation: int, **rest) -> Hello:
     return hello(member_id, incarnation=incarnation, **rest)
 
 
-def static_pair() -> tuple[Coordinator, int]:
+def static_pair() -> tuple[SteppingCoordinator, int]:
     """Two places, with two queues each."""
     coordinator = new_coordinator()
     coordinator.join(static("s1", 10), T0)
@@ -91,7 +91,7 @@ def test_incarnations_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_snapshot_without_incarnations_is_read() -> None:
-    coordinator = Coordinator("b1")
+    coordinator = SteppingCoordinator("b1")
     kept = b'{"g": {"generation": 5, "strategy": "average", "members": {"m1": 1000}}}'
     coordinator.table.restore(b'{"version": 1, "groups": ' + kept + b"}", T0)
     assert coordinator.group("g").incarnations == {}

@@ -10,6 +10,7 @@ from duemq.errors import Corrupt, Unavailable
 from duemq.v1 import message_pb2
 from duemq_server.broker.filtering.sql_filter import Fields, SqlFilter
 from duemq_server.broker.reading import filtered_read, reader
+from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -144,4 +145,4 @@ def test_too_many_open_files_are_no_damage(world: World, monkeypatch: pytest.Mon
     [answer] = reader.read_each(world.store.log, [(world.queue, 0)], 1 << 20)
     assert isinstance(answer, Unavailable)
     with pytest.raises(Unavailable):
-        world.store.due_of(stored)
+        due_of(world.store.log, stored)

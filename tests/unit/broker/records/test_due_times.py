@@ -3,8 +3,7 @@ import struct
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq.protocol.delay_levels import DEFAULT_LEVELS, parse_levels
-from duemq.protocol.due import DUE_MS_MAX
+from duemq.protocol.due import DEFAULT_LEVELS, DUE_MS_MAX, parse_levels
 from duemq_server.broker.records.due_times import is_timed, resolve
 from tests.unit.broker.batches import FakeBatch
 

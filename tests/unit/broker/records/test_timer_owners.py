@@ -98,8 +98,7 @@ def test_claimants_whose_claims_were_never_written_are_forgotten(
     leads(owners, 1, epoch=5)
     for number in range(10):  # the disk is full: `put` does not follow
         owners.check_claim(Service(T2.id + number, "t", 0, 1), [], NOW_MS, epoch=7)
-    assert len(owners._seen_ms) <= 3
-    assert len(owners._epochs) <= 3
+    assert len(owners._claimants) <= 3
     assert owners.last_seen_ms(T1.id) == NOW_MS
     with pytest.raises(Unavailable, match="since epoch 5"):
         leads(owners, 1, epoch=4)

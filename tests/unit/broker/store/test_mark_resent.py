@@ -4,6 +4,7 @@ import pytest
 
 from duemq.errors import OffsetOutOfRange, QueueNotFound, TopicNotFound
 from duemq.protocol.names import RESENT_GROUP, dead_letter_topic
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
@@ -36,10 +37,10 @@ def marked(store: Store) -> list[int]:
 def test_marks_hold_over_a_start(checkpoint: bool) -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    store.mark_resent(GROUP, 0, [4, 2])
+    offset_changes.mark_resent(store, GROUP, 0, [4, 2])
     if checkpoint:
         save(store, disk)
-    store.mark_resent(GROUP, 0, [1])
+    offset_changes.mark_resent(store, GROUP, 0, [1])
     settle(store)
     assert marked(store) == [1, 2, 4]
     store = opened(disk.after_power_cut())
@@ -48,26 +49,26 @@ def test_marks_hold_over_a_start(checkpoint: bool) -> None:
 
 def test_marks_that_follow_one_another_are_one_offset() -> None:
     store = filled(FaultyDisk())
-    store.mark_resent(GROUP, 0, [1, 2, 4])
-    store.mark_resent(GROUP, 0, [0])
+    offset_changes.mark_resent(store, GROUP, 0, [1, 2, 4])
+    offset_changes.mark_resent(store, GROUP, 0, [0])
     assert store.offsets.find(KEY) == Progress(3, 0)
     assert list(store.offsets.settled(KEY)) == [4]
-    store.mark_resent(GROUP, 0, [3, 5])
+    offset_changes.mark_resent(store, GROUP, 0, [3, 5])
     assert store.offsets.find(KEY) == Progress(6, 0)
     assert list(store.offsets.settled(KEY)) == []
 
 
 def test_the_same_again_writes_nothing() -> None:
     store = filled(FaultyDisk())
-    store.mark_resent(GROUP, 0, [0, 3])
+    offset_changes.mark_resent(store, GROUP, 0, [0, 3])
     end = store.log.end_position
-    store.mark_resent(GROUP, 0, [0, 3])
+    offset_changes.mark_resent(store, GROUP, 0, [0, 3])
     assert store.log.end_position == end
 
 
 def test_no_group_is_seen_for_it() -> None:
     store = filled(FaultyDisk())
-    store.mark_resent(GROUP, 0, [0, 3])
+    offset_changes.mark_resent(store, GROUP, 0, [0, 3])
     assert store.offsets.groups() == []
 
 
@@ -85,5 +86,5 @@ def test_what_is_not_there_cannot_be_marked(
 ) -> None:
     store = filled(FaultyDisk())
     with pytest.raises(error):
-        store.mark_resent(group, queue_id, [0, offset])
+        offset_changes.mark_resent(store, group, queue_id, [0, offset])
     assert marked(store) == []

@@ -12,6 +12,7 @@ from duemq.errors import (
 )
 from duemq.protocol.names import PURGED_GROUP, TIMER_TOPIC, check_group
 from duemq_server.broker.store import recovery
+from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.indexes.index import FixedIndex
@@ -38,17 +39,17 @@ def span(store: Store) -> tuple[int, int]:
 
 def test_what_lies_before_the_cut_is_gone_and_offsets_go_on() -> None:
     store = filled(FaultyDisk())
-    store.purge("orders", {0: 3})
+    offset_changes.purge(store, "orders", {0: 3})
     assert span(store) == (3, 5)
     with pytest.raises(IndexError):
         store.queue("orders", 0).page(2, 1)
-    store.purge("orders", {0: 5})
+    offset_changes.purge(store, "orders", {0: 5})
     store.send(batch([b"5"], queue_id=0), NOW_MS)
     settle(store)
     assert span(store) == (5, 6)
     # Again, and a cut that is behind: nothing more.
-    store.purge("orders", {0: 5})
-    store.purge("orders", {0: 1})
+    offset_changes.purge(store, "orders", {0: 5})
+    offset_changes.purge(store, "orders", {0: 1})
     assert span(store) == (5, 6)
 
 
@@ -80,7 +81,7 @@ def test_it_holds_over_a_start(restart: Restart) -> None:
     disk = FaultyDisk()
     store = filled(disk)
     save(store, disk)  # of before
-    store.purge("orders", {0: 4})
+    offset_changes.purge(store, "orders", {0: 4})
     settle(store)
     store.send(batch([b"5"], queue_id=0), NOW_MS)
     settle(store)
@@ -92,7 +93,7 @@ def test_a_purge_that_was_not_durable_was_not_answered() -> None:
     disk = FaultyDisk()
     store = filled(disk)
     save(store, disk)
-    settled = store.purge("orders", {0: 4})
+    settled = offset_changes.purge(store, "orders", {0: 4})
     assert settled > store.log.durable_position
     store = opened(disk.after_power_cut())
     assert span(store) == (0, 5)
@@ -100,7 +101,7 @@ def test_a_purge_that_was_not_durable_was_not_answered() -> None:
 
 def test_a_topic_made_anew_has_nothing_purged() -> None:
     store = filled(FaultyDisk())
-    store.purge("orders", {0: 5})
+    offset_changes.purge(store, "orders", {0: 5})
     store.delete_topic("orders")
     store.send(batch([b"a"], queue_id=0), NOW_MS)
     settle(store)
@@ -124,13 +125,13 @@ def test_a_wrong_cut_purges_nothing(
     store = filled(FaultyDisk())
     end = store.log.end_position
     with pytest.raises(error):
-        store.purge(topic, cuts)
+        offset_changes.purge(store, topic, cuts)
     assert (span(store), store.log.end_position) == ((0, 5), end)
 
 
 def test_nobody_else_writes_or_sees_what_purges_are_kept_in() -> None:
     store = filled(FaultyDisk())
-    store.purge("orders", {0: 2})
+    offset_changes.purge(store, "orders", {0: 2})
     assert store.offsets.groups() == []
     assert store.offsets.find(GroupQueue(PURGED_GROUP, "orders", 0)) == Progress(2, 0)
     with pytest.raises(InvalidArgument):
@@ -150,7 +151,7 @@ def test_a_crash_soon_after_a_purge_rebuilds_nothing(
         store.send(batch([b"%d" % number], queue_id=0), NOW_MS)
     settle(store)
     store.queue("orders", 0).sync()
-    store.purge("orders", {0: 8})
+    offset_changes.purge(store, "orders", {0: 8})
     settle(store)
     store = opened(disk.after_kill())
     assert span(store) == (8, 9)
@@ -165,7 +166,7 @@ def test_files_of_what_was_purged_go_with_the_next_checkpoint(
     store = filled(disk)
     save(store, disk)
     files = [path for path in disk.paths if "/orders." in path]
-    store.purge("orders", {0: 5})
+    offset_changes.purge(store, "orders", {0: 5})
     assert [path for path in disk.paths if "/orders." in path] == files
     save(store, disk)
     assert [path for path in disk.paths if "/orders." in path] == files[-1:]
@@ -178,11 +179,11 @@ def test_a_checkpoint_removes_no_files_of_a_purge_after_it(
     monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 32})
     disk = FaultyDisk()
     store = filled(disk)
-    store.purge("orders", {0: 2})
+    offset_changes.purge(store, "orders", {0: 2})
     settle(store)
     taken = store.snapshot()
     save(store, disk)
-    store.purge("orders", {0: 4})  # nobody has an answer yet
+    offset_changes.purge(store, "orders", {0: 4})  # nobody has an answer yet
     store.tables.erase_deleted(taken)
     assert span(opened(disk.after_kill())) == (2, 5)
     before = [path for path in disk.paths if "/orders." in path]

@@ -10,6 +10,7 @@ import pytest
 from duemq.errors import InvariantError
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import checkpoint_state, recovery
+from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
@@ -219,19 +220,19 @@ def snapshot_to_install() -> Leader:
     leader.store.send(batch([b"once"], producer_id=8), NOW_MS)
     send(leader, topic="old", count=3)
     leader.store.delete_topic("old")
-    leader.store.put_offsets("g", [(KEY, Progress(3, 5))])
-    leader.store.put_group(GroupConfig("g"))
-    leader.store.put_membership("g", KEPT)
-    leader.store.put_membership("gone", KEPT)
+    offset_changes.put(leader.store, "g", [(KEY, Progress(3, 5))])
+    group_changes.put(leader.store, GroupConfig("g"))
+    group_changes.put_membership(leader.store, "g", KEPT)
+    group_changes.put_membership(leader.store, "gone", KEPT)
     first, second = (Service((1 << 63) | n, f"t{n}", 0, 1) for n in range(2))
     leader.checkpoint()
     leader.retain(leader.log.segments[-1].start)
     send(leader, 10, 20)
-    leader.store.claim_timer_queues(first, [0, 1], NOW_MS)
-    leader.store.release_timer_queues(first.id, NOW_MS + 3_600_000)
-    leader.store.put_membership("gone", None)
-    leader.store.put_membership("h", KEPT)
-    leader.store.claim_timer_queues(second, [0, 1], NOW_MS)
+    timer_queue_changes.claim(leader.store, first, [0, 1], NOW_MS)
+    timer_queue_changes.release(leader.store, first.id, NOW_MS + 3_600_000)
+    group_changes.put_membership(leader.store, "gone", None)
+    group_changes.put_membership(leader.store, "h", KEPT)
+    timer_queue_changes.claim(leader.store, second, [0, 1], NOW_MS)
     send(leader, topic="old", count=4)
     leader.checkpoint()
     send(leader, 30)
@@ -391,7 +392,7 @@ def test_what_is_no_snapshot_changes_nothing() -> None:
 def test_a_lost_end_is_told_and_comes_again() -> None:
     leader = Leader()
     send(leader)
-    leader.store.put_offsets("g", [(KEY, Progress(3, 5))])
+    offset_changes.put(leader.store, "g", [(KEY, Progress(3, 5))])
     leader.settle()
     disk = FaultyDisk()
     standby = follower(leader, disk)
@@ -524,13 +525,13 @@ def test_nothing_is_promoted_before_all_is_applied() -> None:
 def test_what_is_kept_of_groups_survives_the_leader_and_the_begin_of_the_log() -> None:
     leader = Leader()
     for group in ("g", "dropped", "deleted"):
-        leader.store.put_membership(group, KEPT)
-    leader.store.put_group(GroupConfig("deleted"))
+        group_changes.put_membership(leader.store, group, KEPT)
+    group_changes.put(leader.store, GroupConfig("deleted"))
     leader.settle()
     standby = follower(leader, disk := FaultyDisk())
     assert standby.tables.memberships == dict.fromkeys(("g", "dropped", "deleted"), KEPT)
-    leader.store.put_membership("dropped", None)
-    leader.store.delete_group("deleted")
+    group_changes.put_membership(leader.store, "dropped", None)
+    group_changes.delete(leader.store, "deleted")
     send(leader)
     extend(standby, leader.log)
     standby.apply(leader.committed)
@@ -544,14 +545,14 @@ def test_what_is_kept_of_groups_survives_the_leader_and_the_begin_of_the_log() -
 
 def test_what_is_kept_of_a_group_is_one_entry_and_nothing_if_it_is_known() -> None:
     leader = Leader()
-    end = leader.store.put_membership("g", KEPT)
-    assert leader.store.put_membership("g", KEPT) == end == leader.log.end_position
-    assert leader.store.put_membership("h", None) == end == leader.log.end_position
+    end = group_changes.put_membership(leader.store, "g", KEPT)
+    assert group_changes.put_membership(leader.store, "g", KEPT) == end == leader.log.end_position
+    assert group_changes.put_membership(leader.store, "h", None) == end == leader.log.end_position
 
 
 def test_a_checkpoint_without_epochs_has_the_version_that_it_had() -> None:
     store = recovery.open_store(DATA, FaultyDisk(), SETTINGS).store
     state: CheckpointState = store.snapshot()
     assert state.epochs == ()
-    store.note_epoch(3, 0)
+    store.tables.epochs.note(3, 0)
     assert store.snapshot().epochs == ((3, 0),)

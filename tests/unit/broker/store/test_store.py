@@ -26,9 +26,11 @@ from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.records import refused_fires
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import checkpoint_state, journal, queues, recovery
+from duemq_server.broker.store.changes import offset_changes, timer_queue_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
@@ -264,7 +266,7 @@ def test_a_repeats_due_times_are_those_of_the_first_time() -> None:
     for each in (store, opened(disk)):
         again = each.send(sent, NOW_MS + 1_000)
         assert (again.duplicate, again.due_ms) == (True, None)
-        assert each.due_of(again.stored) == first.due_ms
+        assert due_of(each.log, again.stored) == first.due_ms
 
 
 def test_a_topic_made_again_has_neither_records_nor_offsets_nor_lanes() -> None:
@@ -272,7 +274,7 @@ def test_a_topic_made_again_has_neither_records_nor_offsets_nor_lanes() -> None:
     store = opened(disk)
     key = GroupQueue("g", "orders", 0)
     store.send(batch([b"old"] * 3, producer_id=7), NOW_MS)
-    store.put_offsets("g", [(key, Progress(2, 5))])
+    offset_changes.put(store, "g", [(key, Progress(2, 5))])
     save(store, disk)
     store.delete_topic("orders")
     fresh = batch([b"new"], producer_id=7)
@@ -393,17 +395,17 @@ def test_a_commit_that_changes_nothing_costs_no_log() -> None:
     store = opened(FaultyDisk())
     store.send(batch([b"a"]), NOW_MS)
     change = [(GroupQueue("g", "orders", 0), Progress(1, 5))]
-    store.put_offsets("g", change)
+    offset_changes.put(store, "g", change)
     end = store.log.end_position
     # It may still be on its way to the disk: the answer waits for that.
-    assert store.put_offsets("g", change) == end
+    assert offset_changes.put(store, "g", change) == end
     assert store.log.end_position == end
 
 
 def test_lags_count_what_a_group_has_not_committed() -> None:
     store = opened(FaultyDisk())
     store.send(batch([b"a"] * 5), NOW_MS)
-    store.put_offsets("g", [(GroupQueue("g", "orders", 0), Progress(2, 1))])
+    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(2, 1))])
     settle(store)
     assert lags(store) == {("g", "orders"): 3}
 
@@ -454,9 +456,9 @@ def fire(topic: str, bodies: list[bytes], sequence: int = 0, queue_id: int = 0, 
 def test_a_rebuild_of_consume_queues_leaves_the_owner_of_timer_queues_alone() -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
-    store.release_timer_queues(TIMERS.id, LATER_MS)
-    store.claim_timer_queues(OTHER, range(4), LATER_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.release(store, TIMERS.id, LATER_MS)
+    timer_queue_changes.claim(store, OTHER, range(4), LATER_MS)
     store.send(batch([b"a"], producer_id=5), NOW_MS)
     save(store, disk)
     expected = store.timer_owners.encode()
@@ -490,25 +492,25 @@ def test_a_cut_log_gives_a_topic_made_anew_nothing_of_the_one_before() -> None:
 def test_the_owner_of_timer_queues_is_known_again_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     settle(store)
     if saved:
         save(store, disk)
     store = opened(disk.after_kill())
     store.timer_owners.check(3, TIMERS.id, NOW_MS)
-    _, settled = store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    _, settled = timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     assert settled == store.log.end_position
     with pytest.raises(FencedTimer, match=r"t1 \(shard 0 of 1, id 8000000000000007\)"):
-        store.claim_timer_queues(OTHER, range(4), NOW_MS)
+        timer_queue_changes.claim(store, OTHER, range(4), NOW_MS)
 
 
 def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     store.send(fire("orders", [b"a"]), NOW_MS)
-    store.release_timer_queues(TIMERS.id, LATER_MS)
-    store.claim_timer_queues(OTHER, range(4), LATER_MS)
+    timer_queue_changes.release(store, TIMERS.id, LATER_MS)
+    timer_queue_changes.claim(store, OTHER, range(4), LATER_MS)
     assert len(store.producers) == 0
     settle(store)
     store = opened(disk.after_kill())
@@ -516,7 +518,7 @@ def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() 
     with pytest.raises(FencedTimer, match="replaced"):
         store.send(fire("orders", [b"b"], 1), LATER_MS)
     with pytest.raises(FencedTimer, match="replaced"):
-        store.claim_timer_queues(TIMERS, range(4), LATER_MS)
+        timer_queue_changes.claim(store, TIMERS, range(4), LATER_MS)
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -525,12 +527,12 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     store = opened(disk, StoreSettings(timer_queues=2))
     store.create_topic("orders", 2)
     sent = store.send(batch([b"a"], producer_id=5, queue_id=1, **TIMED), NOW_MS)
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     settle(store)
     mine, its = sent.stored.queue_id, 1 - sent.stored.queue_id
     ends = {mine: 1, its: 7}  # more than there is
     now = dataclasses.replace(TIMERS, shard=its, shards=2, key_shards=1)
-    decision, _ = store.claim_timer_queues(now, [its], NOW_MS, ends)
+    decision, _ = timer_queue_changes.claim(store, now, [its], NOW_MS, ends)
     assert decision.leaves == (mine,)
     settle(store)
     if saved:
@@ -540,11 +542,11 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     assert (owners.begin_of(mine), owners.begin_of(its), owners.key_shards) == (1, 0, 1)
     assert owners.claim_of(mine) is None
     other = dataclasses.replace(OTHER, shard=mine, shards=2, key_shards=1)
-    assert store.claim_timer_queues(other, [mine], NOW_MS)[0].granted == (mine,)
+    assert timer_queue_changes.claim(store, other, [mine], NOW_MS)[0].granted == (mine,)
     committed = store.offsets.find(GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine))
     assert committed is not None
     assert committed.offset == 1
-    decision, settled = store.claim_timer_queues(now, [its], NOW_MS, ends)
+    decision, settled = timer_queue_changes.claim(store, now, [its], NOW_MS, ends)
     assert not decision.changes
     assert settled == store.log.end_position
 
@@ -553,12 +555,12 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
 def test_who_led_a_timer_service_before_hands_nothing_over_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=2))
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=1)
-    _, settled = store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=1)
+    _, settled = timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
     assert settled == store.log.end_position  # its answer waits for the entry
     settle(store)
     end = store.log.end_position
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
     assert store.log.end_position == end
     if saved:
         save(store, disk)
@@ -566,22 +568,22 @@ def test_who_led_a_timer_service_before_hands_nothing_over_after_a_start(saved: 
     now = dataclasses.replace(TIMERS, shard=1, shards=2, key_shards=1)
     for _ in range(2):
         with pytest.raises(Unavailable, match="since epoch 2"):
-            store.claim_timer_queues(now, [1], NOW_MS, {0: 7}, epoch=1)
+            timer_queue_changes.claim(store, now, [1], NOW_MS, {0: 7}, epoch=1)
         owned = store.timer_owners.claim_of(0)
         assert owned is not None
         assert owned.service.id == TIMERS.id
-        store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+        timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
 
 
 def test_a_new_leader_of_a_timer_service_claims_though_there_is_no_space() -> None:
     store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=1)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=1)
     store.read_only = True
     end = store.log.end_position
-    decision, _ = store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    decision, _ = timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
     assert (decision.granted, store.log.end_position) == ((0, 1), end)
     store.read_only = False
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS, epoch=2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
     assert store.log.end_position > end
 
 
@@ -590,10 +592,12 @@ def test_what_was_given_up_begins_where_it_was_left(formers: tuple[int, ...], be
     """But for replicas of the lost one, which have a copy of their own."""
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=1))
-    store.claim_timer_queues(OTHER, [0], NOW_MS)
-    store.put_offsets(TIMER_GROUP, [(GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(5, 0))])
-    store.release_timer_queues(OTHER.id, LATER_MS)
-    store.claim_timer_queues(TIMERS, [0], LATER_MS, formers=formers)
+    timer_queue_changes.claim(store, OTHER, [0], NOW_MS)
+    offset_changes.put(
+        store, TIMER_GROUP, [(GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(5, 0))]
+    )
+    timer_queue_changes.release(store, OTHER.id, LATER_MS)
+    timer_queue_changes.claim(store, TIMERS, [0], LATER_MS, formers=formers)
     settle(store)
     assert store.timer_owners.begin_of(0) == begin
     store = opened(disk.after_kill(), StoreSettings(timer_queues=1))
@@ -607,11 +611,11 @@ def test_what_a_copy_of_a_data_directory_has_not_is_fetched_again() -> None:
         sent = batch([b"a"], producer_id=producer_id, queue_id=1, **TIMED)
         mine = store.send(sent, NOW_MS).stored.queue_id
     settle(store)
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine)
-    store.put_offsets(TIMER_GROUP, [(key, Progress(2, 0))])
+    offset_changes.put(store, TIMER_GROUP, [(key, Progress(2, 0))])
     now = dataclasses.replace(TIMERS, shard=1 - mine, shards=2, key_shards=1)
-    store.claim_timer_queues(now, [1 - mine], NOW_MS, {mine: 1})
+    timer_queue_changes.claim(store, now, [1 - mine], NOW_MS, {mine: 1})
     assert store.timer_owners.begin_of(mine) == 1
     committed = store.offsets.find(key)
     assert committed is not None
@@ -624,13 +628,13 @@ def test_queues_of_a_shard_that_was_given_up_begin_where_it_left_them(saved: boo
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=2))
     lost = dataclasses.replace(OTHER, shard=0, shards=1)
-    store.claim_timer_queues(lost, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, lost, [0, 1], NOW_MS)
     for queue_id, offset in ((0, 5), (1, 7)):
         key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue_id)
-        store.put_offsets(TIMER_GROUP, [(key, Progress(offset, 0))])
-    store.release_timer_queues(lost.id, LATER_MS)
+        offset_changes.put(store, TIMER_GROUP, [(key, Progress(offset, 0))])
+    timer_queue_changes.release(store, lost.id, LATER_MS)
     next_one = dataclasses.replace(TIMERS, shard=0, shards=2, key_shards=1)
-    store.claim_timer_queues(next_one, [0], LATER_MS)
+    timer_queue_changes.claim(store, next_one, [0], LATER_MS)
     settle(store)
     if saved:
         save(store, disk)
@@ -642,9 +646,9 @@ def test_queues_of_a_shard_that_was_given_up_begin_where_it_left_them(saved: boo
 
 def test_who_had_more_than_the_log_has_now_leaves_what_comes_next() -> None:
     store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
-    store.claim_timer_queues(TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     now = dataclasses.replace(TIMERS, shards=2, key_shards=1)
-    store.claim_timer_queues(now, [0], NOW_MS, {1: 7})
+    timer_queue_changes.claim(store, now, [0], NOW_MS, {1: 7})
     assert store.timer_owners.begin_of(1) == 0
 
 
@@ -653,7 +657,7 @@ def test_what_was_accepted_for_later_is_stored_whatever_the_limits_are_now(known
     store = opened(FaultyDisk())
     store.create_topic("orders", 2, message_bytes_max=1_000)
     if known:
-        store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+        timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     sent = fire("orders", [b"x" * 5_000])
     if not known:
         with pytest.raises(TooLarge):
@@ -670,7 +674,7 @@ def test_what_was_accepted_for_later_is_stored_whatever_the_limits_are_now(known
 def test_due_messages_of_a_queue_that_is_gone_go_to_one_that_is_there_once(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     store.create_topic("orders", 2)
     first = store.send(fire("orders", [b"a"], 0, queue_id=5), NOW_MS)
     assert first.stored.queue_id == 1
@@ -692,7 +696,7 @@ def test_due_messages_of_a_queue_that_is_gone_go_to_one_that_is_there_once(saved
 def test_due_messages_that_can_never_be_stored_become_dead_letters_once() -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     damaged = fire("orders", [b"a", b"b"])
     damaged.sizes = struct.pack("<2I", 3, len(damaged.records) - 3)
     store.send(damaged, NOW_MS)
@@ -709,7 +713,7 @@ def test_due_messages_that_can_never_be_stored_become_dead_letters_once() -> Non
 
 def test_bytes_that_are_no_records_become_one_dead_letter() -> None:
     store = opened(FaultyDisk())
-    store.claim_timer_queues(TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
     damaged = fire("orders", [b"a"])
     damaged.records = b"\xff" * len(damaged.records)
     store.send(damaged, NOW_MS)

@@ -35,6 +35,10 @@ class Partial:
         assert dry_run
         away(3)
 
+    def reset_offsets(self, *_: object, dry_run: bool, **__: object) -> list[object]:
+        assert dry_run
+        away([])
+
     def purge_topic(self, _: str, *, dry_run: bool) -> list[object]:
         assert dry_run
         away([])
@@ -42,7 +46,11 @@ class Partial:
 
 @pytest.mark.parametrize(
     "command",
-    [("timer", "cancel", "--topic", "t", "--all"), ("topic", "purge", "t")],
+    [
+        ("timer", "cancel", "--topic", "t", "--all"),
+        ("topic", "purge", "t"),
+        ("group", "reset", "g", "--topic", "t", "--to", "latest"),
+    ],
     ids=" ".join,
 )
 def test_a_part_that_is_away_is_named_before_the_question(

@@ -5,19 +5,21 @@ from types import SimpleNamespace
 from duemq.administering.asking import Asker
 from duemq.errors import MissingBroker, Unavailable
 from duemq.protocol.route import Broker
+from duemq.transport import cluster_client
 
 HERE, LOST = Broker("b1", "b1:1", 1, 7), Broker("b2", "b2:1", 1, 8)
 STORY = MissingBroker("b2", "it fell silent")
 
 
-class Client:
+class Client(cluster_client.Client):
     """Of two brokers; one is lost as soon as somebody asks it."""
 
     settings = SimpleNamespace(request_timeout_s=0.05)
+    routes = SimpleNamespace(brokers=(HERE, LOST))
+    missing = ()
 
     def __init__(self):
-        self.routes = SimpleNamespace(brokers=(HERE, LOST))
-        self.missing = ()
+        """Connects to nobody."""
 
     def broker(self, name):
         if name == HERE.name:

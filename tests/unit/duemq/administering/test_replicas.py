@@ -1,4 +1,4 @@
-from duemq.administering.replicas import replicas_in
+from duemq.administering.probes import replicas_in
 from duemq.descriptions import ReplicaDescription
 from duemq.v1 import nameserver_pb2 as pb
 

@@ -1,6 +1,8 @@
 import asyncio
 import pickle
+import selectors
 import struct
+import threading
 
 import pytest
 
@@ -8,7 +10,7 @@ from duemq.errors import InvariantError, NotAllSent, ReadOnly, Timeout
 from duemq.producing import handle
 from duemq.producing.batch import Batch
 from duemq.producing.losses import Losses
-from duemq.producing.receipt import PendingReceipt, Receipts, receipt, wait
+from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts, receipt, wait
 from duemq.protocol.due import DELAYS_MS
 
 
@@ -61,6 +63,31 @@ def test_what_callbacks_raise_is_logged_and_stops_nobody(raised, caplog):
     Losses(PendingReceipt, fail).add(lost, lost.error)
     lines = [record.getMessage().partition(" failed")[0] for record in caplog.records]
     assert lines == ["the callback of a receipt"] * 2 + ["on_error"] * 2
+
+
+def test_a_loop_of_another_thread_wakes_when_the_message_is_stored():
+    """It has nothing else that would wake it."""
+    made, offsets, asleep = batch(1), [], threading.Event()
+
+    class Telling(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            if timeout is None:
+                asleep.set()
+            return super().select(timeout)
+
+    async def wait_for_it():
+        offsets.append((await AwaitableReceipt(made, 1)).offset)
+
+    def run():
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Telling())) as runner:
+            runner.run(wait_for_it())
+
+    waiting = threading.Thread(target=run, daemon=True)
+    waiting.start()
+    assert asleep.wait(60)
+    stored(made)
+    waiting.join(60)
+    assert offsets == [11]
 
 
 def test_waiting():

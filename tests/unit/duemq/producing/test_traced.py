@@ -11,9 +11,12 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from duemq.errors import Unavailable
 from duemq.message import Outgoing
-from duemq.producing.batch_encoding import Numbers
+from duemq.producing.batch import NO_LABELS
+from duemq.producing.batch_encoding import NO_EXTRAS, Numbers
 from duemq.producing.intake import Intake
+from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.outbox import Outbox, Target
+from duemq.protocol.due import DELAYS_MS
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
 from duemq.tracing import spans
@@ -21,6 +24,7 @@ from duemq.tracing.contexts import TRACEPARENT, extract
 from duemq.tracing.sampling import RUN_MESSAGES, runs_of
 from duemq.v1.broker_pb2 import SendRequest
 from duemq.v1.message_pb2 import RecordBatch
+from duemq.v1.timer_pb2 import EXISTS, SCHEDULED, ScheduleResponse
 from duemq.v1.trace_pb2 import SpanBatch
 
 COUNT = 1_000
@@ -122,6 +126,14 @@ def rows_of(batch):
     for row in range(batch.rows):
         ids = batch.trace_ids[16 * row : 16 * row + 16], batch.span_ids[8 * row : 8 * row + 8]
         yield texts.values[texts.rows[row]], (ids, batch.queue_offset[row], batch.body_bytes[row])
+
+
+def outcomes_of(batch):
+    """(message id, type of the error) of a SpanBatch."""
+    ids, errors = batch.message_id, batch.error_type
+    for row in range(batch.rows):
+        error = errors.values[errors.rows[row]] if errors.rows else ""
+        yield ids.values[ids.rows[row]], error
 
 
 @contextmanager
@@ -309,6 +321,24 @@ def test_spans_say_what_became_of_the_message(producer):
     ]
     assert 3 in [queue for batch in rows for queue in batch.queue_id]
     assert 100 in [offset for batch in rows for offset in batch.queue_offset]
+
+
+@pytest.mark.parametrize("refused", [{0}, {1, 3}])
+def test_under_timer_keys_only_what_was_refused_has_failed(producer, refused):
+    p = producer(ON)
+    batch = KeyedBatch("orders", (None, DELAYS_MS), {}, 0, b"0" * 25, 0)
+    batch.draw(0)
+    answer = ScheduleResponse()
+    for index in range(5):
+        batch.trace(index, 4, NO_EXTRAS, NO_LABELS, None)
+        batch.bodies.append(b"body")
+        batch.timer_keys.append(f"k{index}")
+        answer.results.add(outcome=EXISTS if index in refused else SCHEDULED)
+    batch.answered("timer-0", answer)
+    batch.wake()
+    p.exported()
+    told = {text: bool(error) for sent in p.sink.batches for text, error in outcomes_of(sent)}
+    assert told == {batch.message_id(index): index in refused for index in range(5)}
 
 
 def test_who_else_looks_at_the_process_s_spans_sees_those_of_sends():

@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq.protocol.delay_levels import DEFAULT_LEVELS, LEVELS_MAX, parse_levels
+from duemq.protocol.due import DEFAULT_LEVELS, LEVELS_MAX, parse_levels
 
 
 def test_the_default_table_has_rocketmqs_eighteen_levels() -> None:

@@ -66,6 +66,16 @@ def test_an_update_without_news_is_no_change_but_the_first_one_is():
     assert cache.version == 1
 
 
+def test_a_shard_with_other_data_at_the_same_address_is_another_one():
+    """Its going may have been told together with its coming."""
+    cache = RouteCache()
+    before = TimerShard("s0", "s:1", 0, 1, store_id=11)
+    cache.apply(Update(True, timers=(before,)))
+    assert not cache.apply(Update(False, timers=(replace(before, epoch=2, counter=7),)))
+    assert cache.apply(Update(False, timers=(replace(before, store_id=22),)))
+    assert [each.store_id for each in cache.timers] == [22]
+
+
 def test_instances_are_found():
     cache = RouteCache()
     brokers = (Broker("b", "b:1", 1, 77), Broker("a", "a:1", 1, 66))

@@ -111,6 +111,23 @@ def test_what_does_not_fill_an_export_goes_after_a_while(queue):
     assert sorted(queue.exporter.wait_for(2)) == [1, 3]
 
 
+def test_what_comes_during_an_export_waits_for_the_next_as_long_as_others(queue):
+    """Else a process that always has something to do exports without a pause, a few at a time."""
+    deliver, more = queue.exporter.deliver, iter(range(20))
+
+    def delivering(spans):
+        deliver(spans)
+        if next(more, None) is not None:
+            queue.put(frame(1))
+
+    queue.exporter.deliver = delivering
+    queue.put(frame(3))
+    queue.force_flush()
+    assert queue.exporter.exports == [3]
+    queue.force_flush()
+    assert queue.exporter.exports == [3, 1]
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_in_a_forked_child_a_queue_goes_on_unless_it_had_ended(queue, ended):
     """Of a parent that had its tracing end before it forks, its children have their own."""

@@ -1,6 +1,7 @@
 import logging
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -9,6 +10,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from duemq import telemetry
 from duemq.errors import InvalidArgument, Timeout, TooLarge
+from duemq.producing import blocking
 from duemq.telemetry.counts import SpanCounts
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline
@@ -145,6 +147,14 @@ def test_one_span_that_is_too_large_is_dropped_alone(sink):
     assert exporter.dropped == 3
 
 
+def test_one_span_that_cannot_be_written_is_dropped_alone(sink):
+    exporter = DueMQSpanExporter(lambda: sink)
+    before_all_time = ReadableSpan("wrong", start_time=-1)
+    exporter.export([*finished(5), before_all_time, *finished(2)])
+    assert (exporter.exported, exporter.dropped) == (7, 1)
+    assert sum(batch.rows for batch in sink.batches) == 7
+
+
 def test_after_the_stop_time_nothing_is_sent(sink):
     exporter = DueMQSpanExporter(lambda: sink)
     exporter.stop_at(0.0)
@@ -278,3 +288,12 @@ def test_the_environment_decides(monkeypatch):
     monkeypatch.setenv("DUEMQ_TRACING", "nonsense")
     with pytest.raises(InvalidArgument):
         telemetry.configure_from_env("app")
+
+
+def test_at_exit_producers_that_nobody_closed_send_before_the_spans_end(monkeypatch):
+    ended = []
+    pipeline = SimpleNamespace(shutdown=lambda timeout_s: ended.append("spans"))
+    monkeypatch.setattr(telemetry, "_pipeline", pipeline)
+    monkeypatch.setattr(blocking, "close_producers", lambda: ended.append("producers"))
+    telemetry._end()
+    assert ended == ["producers", "spans"]

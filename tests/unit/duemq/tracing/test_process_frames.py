@@ -10,6 +10,7 @@ from duemq.outcomes import BatchFailed, errors_of
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
 from duemq.tracing import processing, spans
+from duemq.tracing.attributes import BroadcastId
 from duemq.tracing.contexts import TRACEPARENT
 from duemq.v1.message_pb2 import Record
 from duemq_analytics.source import schema
@@ -34,7 +35,7 @@ class Sink:
         pass
 
 
-def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None):
+def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None, client_id="c"):
     """Rows by message id, as readers of the trace topic see them."""
     sink = Sink()
     provider = Provider(sampler=sampler, shutdown_on_exit=False)
@@ -43,7 +44,7 @@ def spans_of(messages, *, light, sampler=sampling.DEFAULT_ON, error=None):
         provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
     spans.use(provider)
     try:
-        with processing.process(messages, group="billing", client_id="c", blame=errors_of):
+        with processing.process(messages, group="billing", client_id=client_id, blame=errors_of):
             if error is not None:
                 raise error
     except BatchFailed:
@@ -92,12 +93,31 @@ def test_a_pull_s_spans_are_those_of_the_library(single_spans):
     assert single_spans == []
 
 
+def test_that_every_member_gets_everything_is_said():
+    found = spans_of(pull(), light=True, client_id=BroadcastId("c"))
+    assert found == spans_of(pull(), light=False, client_id=BroadcastId("c"))
+    assert {tuple(row["attributes"]) for row in found.values()} == {(("duemq.broadcast", "true"),)}
+
+
 def test_who_failed_is_said():
     failed = {n: ValueError("no") for n in (message(0), message(4), message(30))}
     found = spans_of(pull(), light=True, error=BatchFailed(failed))
     assert found == spans_of(pull(), light=False, error=BatchFailed(failed))
     errors = {message_id for message_id, row in found.items() if row["status"] == "ERROR"}
     assert errors == {"m0", "m4", "m30"}
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise TypeError("no text")
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_an_exception_without_a_text_stays_what_the_callback_said(light):
+    # `spans_of` lets BatchFailed pass alone: what is not among its failures is done.
+    failed = {n: Unspeakable() for n in (message(0), message(4))}
+    found = spans_of(pull(), light=light, error=BatchFailed(failed))
+    assert {row["error_type"] for row in found.values()} == {None, "Unspeakable"}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ def test_so_many_are_drawn_as_the_sampler_would_take(ratio, wrap):
     assert abs(drawn - DRAWS) <= 6 * (DRAWS * (1 - ratio)) ** 0.5
 
 
+def test_a_ratio_that_is_next_to_nothing_draws_nothing():
+    nearly = Head("TraceIdRatioBased{1e-310}")
+    assert {nearly.gap() for _ in range(100)} == {NEVER}
+
+
 def test_what_is_off_draws_nothing_and_what_is_on_everything():
     for sampler in (sampling.ALWAYS_OFF, sampling.DEFAULT_OFF, RATIO(0.0)):
         assert head(sampler).gap() == NEVER

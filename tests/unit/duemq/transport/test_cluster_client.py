@@ -1,4 +1,4 @@
-"""Which channels a client closes when brokers and timer shards are elsewhere."""
+"""Which channels and watches a client closes, and when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from duemq.protocol.route import Broker, TimerShard, Update
-from duemq.transport import channel
+from duemq.transport import channel, cluster_client
 from duemq.transport.cluster_client import Client
 
 
@@ -75,3 +75,47 @@ async def test_an_address_that_another_one_took_over_keeps_its_channel(client: C
     assert not client._channels._closing
     assert not first.closed
     assert not second.closed
+
+
+class Watcher:
+    """Waits for routes that never come; to stop takes a while."""
+
+    made: asyncio.Queue[Watcher]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.made.put_nowait(self)
+        self.asked, self.stopping, self.go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def on_change(self, listener: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    async def ready(self, timeout_s: float) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        await self.go_on.wait()
+
+
+async def test_a_start_that_is_given_up_while_another_one_s_watch_ends_leaves_none(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Watcher.made = asyncio.Queue()
+    monkeypatch.setattr(cluster_client, "RouteWatcher", Watcher)
+    first = asyncio.create_task(client.start())
+    one = await made.get()
+    await one.asked.wait()
+    first.cancel()
+    await one.stopping.wait()
+    second = asyncio.create_task(client.start())
+    other = await made.get()
+    await other.asked.wait()
+    second.cancel()
+    one.go_on.set()
+    other.go_on.set()
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert other.stopping.is_set()

@@ -34,8 +34,10 @@ IMPORTS = """
 import sys
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import ReplicaId
+from duemq_server.replication.stores import file as files
 from duemq_server.replication.stores.file import FileStore
 from duemq_server.replication.stores.store import Conflict
+files.LOCK_WAIT_S = 60.0  # others take it all the time, on a disk that may be slow
 store = FileStore(sys.argv[1], "g")
 leader = ReplicaId("a", "a" * 32)
 """

@@ -20,7 +20,8 @@ from tests.unit.replication.stores.fake_api_server import Answer, FakeApiServer,
 
 
 @pytest.fixture
-def server() -> Iterator[FakeApiServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
+    monkeypatch.setattr(lease_api, "CALL_TIMEOUT_S", WAIT_S)  # it answers, if it is slow
     server = FakeApiServer()
     yield server
     server.stop()
@@ -311,15 +312,17 @@ def test_an_answer_that_is_lost_says_nothing_and_the_request_is_not_sent_again(
 def test_a_server_that_hangs_is_away_and_comes_back(
     store: KubernetesStore, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_api, "CALL_TIMEOUT_S", 0.2)
     version = store.swap(None, RECORD)
     store.renew(A)
+    store.close()  # the next call makes a client, which is less patient
     free = threading.Event()
     server.before = lambda method: free.wait(WAIT_S) and None
     try:
-        for call in (store.read, lambda: store.renew(A), lambda: store.swap(version, RECORD)):
-            with pytest.raises(StoreError, match="ReadTimeout"):
-                call()
+        with monkeypatch.context() as patch:
+            patch.setattr(lease_api, "CALL_TIMEOUT_S", 0.2)
+            for call in (store.read, lambda: store.renew(A), lambda: store.swap(version, RECORD)):
+                with pytest.raises(StoreError, match="ReadTimeout"):
+                    call()
     finally:
         free.set()
     server.before = lambda method: None

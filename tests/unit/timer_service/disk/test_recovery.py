@@ -92,7 +92,7 @@ def test_what_was_parked_and_dispatched_is_found_before_all_that_is_far() -> Non
     world.set_topics([])
     world.now_ms += 5
     world.tick()
-    for target in world.scheduler.dispatcher.turns():
+    for target in world.scheduler.dispatcher.due.turns():
         park = world.scheduler.parking.begin(target, world.now_ms)
         assert park is not None
         world.run(park)

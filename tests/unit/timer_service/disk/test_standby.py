@@ -11,8 +11,9 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.storage import checkpoint
 from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.storage.replicas import epoch
-from duemq_server.timer_service.disk import checkpoint_state, snapshot
+from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.data_directory import load_checkpoint, open_directory
+from duemq_server.timer_service.disk.snapshots import snapshot
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.timers.limits import Limits
 from tests.crash.faulty_disk import FaultyDisk, PowerCut

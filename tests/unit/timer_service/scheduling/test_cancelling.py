@@ -1,11 +1,13 @@
 """Cancels: what moves while the disk is looked at, what is remembered of timers that are gone."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from duemq.errors import Corrupt
 from duemq_server.storage.errors import LogFull
+from duemq_server.timer_service.far import tombstones
 from duemq_server.timer_service.scheduling.cancelling import (
     CANCELLED,
     FIRED,
@@ -372,3 +374,21 @@ def test_what_gives_way_of_one_queue_s_cancels_takes_nothing_from_another_s_fire
     for source in (0, 2):
         gone.mark_one(source, 5, START_MS + HOUR_MS)
     assert world.cancel(0) == UNKNOWN
+
+
+def test_what_gives_way_while_a_checkpoint_is_taken_over_is_known_to_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start that has room for fewer cancels does not call one of them fired."""
+    world = World()
+    for source in (1, 2):
+        world.scheduler.tombstones.add(source, 5, START_MS + HOUR_MS, unmet=False)
+    world.checkpoint()
+
+    world.limits = dataclasses.replace(LIMITS, tombstones_max=0)
+    monkeypatch.setattr(tombstones, "GONE_PAGES_MAX", 1)
+    world.kill()
+
+    stones = world.scheduler.tombstones
+    assert (stones.has(1, 5), stones.has(2, 5)) == (False, True)
+    assert stones.forgotten_until_ms(1, 5) == START_MS + HOUR_MS

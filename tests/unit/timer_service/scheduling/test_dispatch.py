@@ -2,13 +2,12 @@ import numpy as np
 
 from duemq_server.timer_service.scheduling.dispatch import (
     FAILOVER_AFTER_MS,
-    GONE_WITHIN_MS,
     NEVER,
-    PACE_MS,
     PIPELINE_MAX,
     SMALL_ROWS,
     Dispatcher,
 )
+from duemq_server.timer_service.scheduling.due_timers import GONE_WITHIN_MS, PACE_MS
 from duemq_server.timer_service.scheduling.fire_lane import (
     RETRY_MS_MAX,
     UNACKED_MAX,
@@ -49,43 +48,43 @@ def push(dispatcher: Dispatcher, lane: FireLane, size: int = 10, target: int = 0
 
 def test_targets_take_turns() -> None:
     dispatcher = Dispatcher(Holds())
-    dispatcher.add(1, ids(*range(100)))
-    dispatcher.add(2, ids(200))
-    dispatcher.add(1, ids(100))
+    dispatcher.due.add(1, ids(*range(100)))
+    dispatcher.due.add(2, ids(200))
+    dispatcher.due.add(1, ids(100))
 
     served = []
-    while turns := dispatcher.turns():
-        served.append((turns[0], len(dispatcher.take(turns[0], 60))))
+    while turns := dispatcher.due.turns():
+        served.append((turns[0], len(dispatcher.due.take(turns[0], 60))))
 
     assert served == [(1, 60), (2, 1), (1, 41)]
-    assert dispatcher.waiting == 0
+    assert dispatcher.due.waiting == 0
 
 
 def test_what_waits_in_another_order_keeps_its_turn() -> None:
     """A target that gets something late at each tick would never be served otherwise."""
     dispatcher = Dispatcher(Holds())
-    dispatcher.add(1, ids(1, 3), 30)
-    dispatcher.add(2, ids(4), 40)
-    assert (dispatcher.latest_ms(1), dispatcher.latest_ms(3)) == (30, 0)
+    dispatcher.due.add(1, ids(1, 3), 30)
+    dispatcher.due.add(2, ids(4), 40)
+    assert (dispatcher.due.latest_ms(1), dispatcher.due.latest_ms(3)) == (30, 0)
 
-    dispatcher.replace(1, ids(1, 2, 3), 20)
+    dispatcher.due.replace(1, ids(1, 2, 3), 20)
 
-    assert dispatcher.turns() == [1, 2]
-    assert (dispatcher.waiting, dispatcher.latest_ms(1)) == (4, 30)
-    assert dispatcher.take(1, 9).tolist() == [1, 2, 3]
-    assert (dispatcher.waiting, dispatcher.latest_ms(1)) == (1, 0)
+    assert dispatcher.due.turns() == [1, 2]
+    assert (dispatcher.due.waiting, dispatcher.due.latest_ms(1)) == (4, 30)
+    assert dispatcher.due.take(1, 9).tolist() == [1, 2, 3]
+    assert (dispatcher.due.waiting, dispatcher.due.latest_ms(1)) == (1, 0)
 
 
 def test_what_is_put_back_is_first_again() -> None:
     dispatcher = Dispatcher(Holds())
-    dispatcher.add(1, ids(1, 2, 3))
-    taken = dispatcher.take(1, 3)
+    dispatcher.due.add(1, ids(1, 2, 3))
+    taken = dispatcher.due.take(1, 3)
 
-    dispatcher.put_back(1, taken[1:])
+    dispatcher.due.put_back(1, taken[1:])
 
-    assert dispatcher.waiting == 2
-    dispatcher.add(1, ids(4))
-    assert dispatcher.take(1, 10).tolist() == [2, 3, 4]
+    assert dispatcher.due.waiting == 2
+    dispatcher.due.add(1, ids(4))
+    assert dispatcher.due.take(1, 10).tolist() == [2, 3, 4]
 
 
 def test_any_queue_means_those_of_the_home_broker_in_turn() -> None:
@@ -105,15 +104,15 @@ def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> N
     for _ in range(PIPELINE_MAX):
         push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)), target=5)
 
-    dispatcher.add(5, ids(1))
+    dispatcher.due.add(5, ids(1))
     assert dispatcher.gathering(5) == {"home"}
     for target in (ANY, KEYED):
         assert dispatcher.choose(target, NOW)
         assert not dispatcher.choose(target, NOW, dispatcher.gathering(5))
     assert not dispatcher.gathering(6)
-    dispatcher.add(5, ids(*range(SMALL_ROWS)))
+    dispatcher.due.add(5, ids(*range(SMALL_ROWS)))
     assert not dispatcher.gathering(5)
-    dispatcher.take(5, SMALL_ROWS)
+    dispatcher.due.take(5, SMALL_ROWS)
     assert dispatcher.gathering(5)
     [batch] = dispatcher.sendable("home", NOW, 1)
     batch.lane.answered(batch, FireOutcome.STORED, NOW, 0)
@@ -128,7 +127,7 @@ def test_a_broker_that_does_not_answer_or_refuses_holds_up_no_target_that_others
     lane = dispatcher.lane(LaneId("home", "t", 0))
     for _ in range(PIPELINE_MAX):
         push(dispatcher, lane, target=5)
-    dispatcher.add(5, ids(1))
+    dispatcher.due.add(5, ids(1))
 
     chosen = [dispatcher.choose(anywhere, NOW, dispatcher.gathering(5)) for _ in range(2)]
     assert [each and each.id.broker for each in chosen] == ["other", "other"]
@@ -146,7 +145,7 @@ def test_without_its_home_broker_any_goes_elsewhere_after_a_while_and_keyed_wait
 
     assert dispatcher.choose(ANY, NOW + FAILOVER_AFTER_MS - 1) is None
     assert dispatcher.next_failover_ms(NOW) == NEVER
-    dispatcher.add(0, ids(1))
+    dispatcher.due.add(0, ids(1))
     assert dispatcher.next_failover_ms(NOW) == NOW + FAILOVER_AFTER_MS
     elsewhere = dispatcher.choose(ANY, NOW + FAILOVER_AFTER_MS)
     assert elsewhere is not None
@@ -219,7 +218,7 @@ def test_a_clock_that_was_set_neither_ends_waits_nor_makes_them_longer() -> None
     dispatcher.clock_set(-day_ms)
 
     assert dispatcher.next_retry_ms("other", NOW) <= NOW + RETRY_MS_MAX
-    dispatcher.add(0, ids(1))
+    dispatcher.due.add(0, ids(1))
     assert dispatcher.next_failover_ms(NOW) == NOW + FAILOVER_AFTER_MS
 
 
@@ -275,7 +274,7 @@ def full(dispatcher: Dispatcher, waiting: int) -> FireLane:
     lane = dispatcher.lane(LaneId("home", "t", 1))
     for _ in range(UNACKED_MAX):
         push(dispatcher, lane)
-    dispatcher.add(0, ids(*range(waiting)))
+    dispatcher.due.add(0, ids(*range(waiting)))
     return lane
 
 
@@ -284,7 +283,7 @@ def served(dispatcher: Dispatcher, lane: FireLane, now_ms: int, count: int = 10)
     [batch, *_] = dispatcher.sendable("home", now_ms, 1 << 20)
     lane.answered(batch, FireOutcome.STORED, now_ms, 0)
     dispatcher.stored(batch)
-    dispatcher.take(0, count)
+    dispatcher.due.take(0, count)
     push(dispatcher, lane)
 
 
@@ -305,7 +304,7 @@ def test_what_would_wait_long_is_stuck_once_that_is_known() -> None:
     served(dispatcher, lane, NOW + 1)
     assert not dispatcher.is_stuck(0, KEYED, NOW + PACE_MS - 1)
     assert dispatcher.is_stuck(0, KEYED, NOW + PACE_MS)
-    dispatcher.take(0, 1_000 - 10 - 10 * GONE_WITHIN_MS // PACE_MS)
+    dispatcher.due.take(0, 1_000 - 10 - 10 * GONE_WITHIN_MS // PACE_MS)
     assert not dispatcher.is_stuck(0, KEYED, NOW + PACE_MS)
 
 

@@ -124,11 +124,11 @@ def test_nothing_is_taken_to_be_parked_while_a_flush_runs() -> None:
     world.set_topics([])
     world.tick()
     flush = world.scheduler.tiers.begin_flush(START_MS)
-    [target] = world.scheduler.dispatcher.turns()
+    [target] = world.scheduler.dispatcher.due.turns()
     with pytest.raises(InvariantError, match="a flush is running"):
         world.scheduler.parking.begin(target, START_MS)
 
-    assert world.scheduler.dispatcher.waiting == 1
+    assert world.scheduler.dispatcher.due.waiting == 1
     flush.run()
     world.scheduler.tiers.end_flush(flush)
     world.set_topics(["any"])

@@ -372,7 +372,7 @@ def test_what_a_clock_ahead_handed_out_waits_again_when_it_goes_back() -> None:
     world.set_topics([])
     world.now_ms += HOUR_MS
     world.tick()
-    assert world.scheduler.dispatcher.waiting == 2
+    assert world.scheduler.dispatcher.due.waiting == 2
 
     world.now_ms -= HOUR_MS
     world.set_topics(["any"])

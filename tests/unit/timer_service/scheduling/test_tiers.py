@@ -52,7 +52,7 @@ def test_overdue_counts_what_is_due_wherever_it_lies() -> None:
     while world.housekeep():
         pass
     world.tick()
-    assert world.scheduler.dispatcher.waiting == 2
+    assert world.scheduler.dispatcher.due.waiting == 2
     assert world.scheduler.tiers.overdue(world.now_ms) == 2
 
 
@@ -68,10 +68,10 @@ def test_the_next_due_time_is_that_of_what_is_written_out_or_waits_too() -> None
     while world.housekeep():
         pass
     world.tick()
-    assert world.scheduler.dispatcher.waiting == 1
+    assert world.scheduler.dispatcher.due.waiting == 1
     assert tiers.next_due_ms() == START_MS + HOUR_MS
 
-    [target] = world.scheduler.dispatcher.turns()
+    [target] = world.scheduler.dispatcher.due.turns()
     park = world.scheduler.parking.begin(target, world.now_ms)
     assert park is not None
     park.run()

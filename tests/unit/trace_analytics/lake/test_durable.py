@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from duemq_analytics.lake.aggregates import Aggregates
+from duemq_analytics.lake.checkpoints import drop_torn, make_durable
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_files import ParquetFile
 from duemq_analytics.lake.parquet_spans import ParquetSpans
@@ -58,3 +59,37 @@ def test_a_run_s_tables_are(tmp_path, synced):
     table = tmp_path / "minutes/run=0000000007"
     assert all(map(synced, (*table.iterdir(), table, table.parent, tmp_path)))
     assert len(list(table.iterdir())) == 2
+
+
+def write(checkpoint, *names, content="v1"):
+    """As Spark does, each with its checksum."""
+    for name in names:
+        path = checkpoint / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        (path.parent / f".{path.name}.crc").write_text("crc")
+
+
+def test_what_spark_has_planned_is(tmp_path, synced):
+    write(tmp_path, "metadata", "offsets/9", "offsets/10", "commits/9")
+    make_durable(tmp_path, 10)
+    kept = ("metadata", ".metadata.crc", "offsets/10", "offsets/.10.crc", "commits/9")
+    assert all(synced(tmp_path / name) for name in (*kept, "offsets", "commits", ""))
+
+
+def test_a_first_micro_batch_has_none_before_it(tmp_path, synced):
+    write(tmp_path, "metadata", "offsets/0")
+    make_durable(tmp_path, 0)
+    assert synced(tmp_path / "offsets/0")
+
+
+def test_what_a_power_failure_has_left_empty_is_planned_or_done_again(tmp_path):
+    drop_torn(tmp_path)  # there is nothing yet
+    write(tmp_path, "offsets/9", "offsets/10", "commits/9")
+    write(tmp_path, "commits/10", content="")
+    drop_torn(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
+    assert left == {
+        *("offsets/9", "offsets/.9.crc", "offsets/10", "offsets/.10.crc"),
+        *("commits/9", "commits/.9.crc"),
+    }

@@ -1,11 +1,14 @@
 """What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from duemq.errors import Corrupt
 from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.lake.checkpoints import plan_of
 from duemq_analytics.lake.commits import Commits
@@ -70,12 +73,36 @@ def test_what_a_killed_run_has_written_without_a_commit_is_dropped_by_the_next_o
     assert all((tmp_path / path).exists() for path in (kept.path, refused))
 
 
+def test_where_the_commits_are_gone_nothing_of_what_they_named_is_dropped(tmp_path):
+    (kept,) = ParquetSpans(tmp_path).land("q-0000000001", Messages(0)).files
+    (tmp_path / "_checkpoint/commits").mkdir(parents=True)
+    (tmp_path / "_checkpoint/commits/1").write_text("v1")
+    ParquetSpans(tmp_path).drop_unfinished()
+    shutil.rmtree(tmp_path / "_batches")
+    with pytest.raises(Corrupt, match="_batches"):
+        ParquetSpans(tmp_path).drop_unfinished()
+    assert (tmp_path / kept.path).exists()
+
+
 @pytest.mark.parametrize("plans", [("offsets 0 to 2", "offsets 0 to 3"), ("", "")])
 def test_a_batch_that_is_planned_anew_takes_the_place_of_the_earlier_one(tmp_path, plans):
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1), plans[0])
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1, 2), plans[1])
     assert ParquetSpans(tmp_path).totals()["spans"] == 3
     assert ParquetSpans(tmp_path).ends() == {"b": {"0": 3}}
+
+
+def test_what_a_commit_names_is_there_until_another_takes_its_place(tmp_path, monkeypatch):
+    """A job that ends in between leaves the commit before: readers want its files."""
+    table = ParquetSpans(tmp_path)
+    (refused,) = table.land("q-0000000001", Messages(0, body=b"\xff"), "offsets 0 to 1").quarantine
+    again = ParquetSpans(tmp_path)
+    monkeypatch.setattr(again._commits, "put", Mock(side_effect=OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        again.land("q-0000000001", Messages(0), "offsets 0 to 2")
+    assert (tmp_path / refused).exists()
+    ParquetSpans(tmp_path).land("q-0000000001", Messages(0), "offsets 0 to 2")
+    assert not (tmp_path / refused).exists()
 
 
 def test_a_plan_is_what_spark_has_written_down(tmp_path):

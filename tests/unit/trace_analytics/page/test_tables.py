@@ -25,3 +25,9 @@ def test_errors_by_time_are_those_that_happened():
     assert not errors.said
     assert not errors.folded
     assert len(late.rows) == 1
+
+
+def test_early_is_what_was_stored_early_whatever_the_clocks_of_consumers_say():
+    late = [lateness(None), lateness(None, "process", "g", early=7)]
+    whole = {"operations": [], "end_to_end": [], "lateness": late, "delivery": []}
+    assert dict(tables.tiles({"spans": 2, "undecodable": 0}, whole))["early"] == "0"

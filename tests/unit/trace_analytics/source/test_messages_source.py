@@ -1,5 +1,8 @@
 from datetime import UTC, datetime
 
+import pytest
+
+from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1.message_pb2 import QueueRef, Record, Retry
 from duemq_analytics.source import schema
 from duemq_analytics.source.client import Run
@@ -71,3 +74,14 @@ def test_only_the_columns_asked_for_are_made():
     chosen = schema.select(schema.MESSAGES, ["offset", "body"])
     batch = to_arrow("orders", SOURCE, [Run(0, 1, [Record(body=b"x")])], chosen)
     assert batch.to_pylist() == [{"offset": 0, "body": b"x"}]
+
+
+@pytest.mark.parametrize("ms", [1_700_000_000_000_000_000, DUE_MS_MAX + 1, -(2**63)])
+def test_what_a_producer_writes_as_a_time_and_is_none_is_null_and_stops_no_read(ms):
+    wrong = Record(born_ms=ms, due_ms=ms, retry=Retry(first_failed_ms=ms, last_failed_ms=ms))
+    chosen = schema.select(schema.MESSAGES, ["born_ts", "due_ts", "retry"])
+    right = Record(born_ms=DUE_MS_MAX)
+    rows = to_arrow("orders", SOURCE, [Run(0, 1, [wrong, right])], chosen).to_pylist()
+    assert [rows[0][name] for name in ("born_ts", "due_ts")] == [None, None]
+    assert [rows[0]["retry"][f"{name}_failed_ts"] for name in ("first", "last")] == [None, None]
+    assert rows[1]["born_ts"].year == 9999

@@ -1,10 +1,6 @@
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import (
-    PLACES_MAX,
-    contexts_of,
-    journeys,
-    places_to_look_at,
-)
+from duemq_analytics.waterfall.journeys import contexts_of, journeys, places_to_look_at
+from duemq_analytics.waterfall.places import PLACES_MAX
 
 TRACE, OTHER = "0a" * 16, "0b" * 16
 

@@ -1,6 +1,7 @@
 from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics.waterfall import message_spans
 from duemq_analytics.waterfall.message_spans import MessageSpans
+from duemq_analytics.waterfall.places import PLACES_MAX
 from tests.unit.trace_analytics.waterfall.made_spans import TRACE, body, span
 
 SENT = span(1, "send", kind="PRODUCER", message_id="m1")
@@ -94,3 +95,13 @@ def test_spans_of_a_message_are_bounded(monkeypatch):
     monkeypatch.setattr(message_spans, "SPANS_MAX", 3)
     again = [span(5 + i, "process", message_id="m1", **CHILD) for i in range(9)]
     assert len(of_message(body(SENT, *again)).in_order()) == 3
+
+
+def test_a_message_whose_id_others_have_too_is_looked_for_by_its_first_places():
+    """Each place is looked for in every frame of the topic."""
+    at = {"broker": "b", "queue": 1, "topic": "orders"}
+    sent = [SENT | at | {"queue_offset": 2 * i} for i in range(PLACES_MAX + 1)]
+    others = {"parent_span_id": OTHER["span_id"], "batch_count": 2} | at
+    stored = [span(3 + i, "store", **others, queue_offset=2 * i) for i in range(PLACES_MAX + 1)]
+    found = operations(of_message(*(body(each) for each in sent), *(body(each) for each in stored)))
+    assert found[PLACES_MAX + 1 :] == [("store", 3 + i) for i in range(PLACES_MAX)]

@@ -226,8 +226,36 @@ def test_latest_is_not_the_end_of_a_topic_that_was_made_anew_though_another_memb
 
 def test_latest_is_not_the_end_of_a_queue_that_could_not_be_taken_over_at_once():
     holdings = new("latest", [A0])
-    assert holdings.starts([A0], again=True) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0]}
-    assert new("earliest", [A0]).starts([A0], again=True) == {"earliest": [A0]}
+    assert holdings.starts([A0]) == {"latest": [A0]}
+    assert holdings.starts([A0]) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0]}
+    holdings = new("earliest", [A0])
+    assert [holdings.starts([A0]) for _ in range(2)] == [{"earliest": [A0]}] * 2
+
+
+def test_nor_of_one_that_comes_back_after_it_could_not_be_taken_over():
+    holdings = new("latest", [A0])
+    holdings.assigned(1, frozenset([A0]))
+    holdings.starts([A0])
+    holdings.assigned(2, frozenset())
+    holdings.assigned(3, frozenset([A0]))
+    assert holdings.starts([A0]) == {NOW_MS - CLOCK_BEHIND_MS_MAX: [A0]}
+
+
+def test_latest_is_the_groups_beginning_in_a_queue_that_came_while_nobody_was_there():
+    holdings = new("latest", [A0, A1])
+    holdings.reads({"t": NOW_MS - 500_000})
+    begin = {NOW_MS - 500_000 - CLOCK_BEHIND_MS_MAX: [A0]}
+    assert holdings.starts([A0]) == begin
+    assert holdings.starts([A0]) == begin  # again: it could not be taken over at once
+    assert new("earliest", [A0]).starts([A0]) == {"earliest": [A0]}
+
+
+@pytest.mark.parametrize("since_ms", [NOW_MS + 500_000, NOW_MS, NOW_MS - CLOCK_BEHIND_MS_MAX])
+def test_latest_is_the_end_for_a_group_that_began_with_its_member(since_ms):
+    """As exactly as clocks can tell."""
+    holdings = new("latest", [A0])
+    holdings.reads({"t": since_ms, "other": 0})
+    assert holdings.starts([A0]) == {"latest": [A0]}
 
 
 @pytest.mark.parametrize(("then", "now"), [(5, 0), (0, 5)])

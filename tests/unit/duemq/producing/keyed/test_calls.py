@@ -1,5 +1,6 @@
 """Requests to timer shards while threads ask and the client closes."""
 
+import asyncio
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -50,6 +51,17 @@ async def test_a_question_behind_the_close_is_refused(calls):
     assert isinstance(before.results[0], Closed)
     with pytest.raises(Closed):
         ask(calls, "k")
+
+
+async def test_who_waits_is_told_though_the_close_is_cancelled(calls):
+    begins = ask(calls, "k")
+    [task] = calls._tasks  # it has not begun
+    closing = calls.close()
+    closing.send(None)
+    with pytest.raises(asyncio.CancelledError):
+        closing.throw(asyncio.CancelledError())
+    await asyncio.wait([task])
+    assert isinstance(begins.results.get(0), Closed)
 
 
 async def test_what_is_too_late_is_not_sent(calls):

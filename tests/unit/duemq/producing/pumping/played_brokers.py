@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from duemq.errors import FencedProducer, OutOfSequence, Overloaded, Unavailable
 from duemq.producing.outbox import Outbox
-from duemq.producing.pumping.pump import NEVER, Answer, Pump
+from duemq.producing.pumping.in_flight import Answer
+from duemq.producing.pumping.pump import NEVER, Pump
 from duemq.protocol.route import Broker, BrokerQueues, Route, RouteCache, Update
 from duemq.settings import ProducerSettings
 

@@ -12,7 +12,8 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.producing.pumping.pump import HOLD_BYTES, HOLD_MS, NEVER, Answer
+from duemq.producing.pumping.in_flight import Answer
+from duemq.producing.pumping.pump import HOLD_BYTES, HOLD_MS, NEVER
 from duemq.protocol.route import BrokerQueues, Route
 from tests.unit.duemq.producing.pumping.played_brokers import (
     SEND_TIMEOUT_S,

@@ -83,7 +83,7 @@ def test_what_is_too_old_is_dropped_over_restarts(world: World, parked: bool, sa
     accept(world, [100, 200, 300, 900, 50_000])
     pass_time(world, 1_000)
     if parked:
-        [target] = world.scheduler.dispatcher.turns()
+        [target] = world.scheduler.dispatcher.due.turns()
         job = world.scheduler.parking.begin(target, world.now_ms)
         assert isinstance(job, Flush)
         world.run(job)

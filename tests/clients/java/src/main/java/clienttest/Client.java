@@ -3,10 +3,15 @@ package clienttest;
 import duemq.v1.*;
 import duemq.v1.Record;
 import com.google.protobuf.ByteString;
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
-import io.grpc.ManagedChannelBuilder;
 import io.grpc.Metadata;
 import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
+import java.io.File;
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -20,8 +25,18 @@ public final class Client {
     private static final Metadata.Key<byte[]> REFUSAL =
             Metadata.Key.of("duemq-error-bin", Metadata.BINARY_BYTE_MARSHALLER);
 
-    private static ManagedChannel dial(String address) {
-        ManagedChannel channel = ManagedChannelBuilder.forTarget(address).usePlaintext().build();
+    /** Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for. */
+    private static ChannelCredentials credentials() throws IOException {
+        String authority = System.getenv("DUEMQ_TLS_CA");
+        if (authority == null) return InsecureChannelCredentials.create();
+        return TlsChannelCredentials.newBuilder()
+                .trustManager(new File(authority))
+                .keyManager(new File(System.getenv("DUEMQ_TLS_CERT")), new File(System.getenv("DUEMQ_TLS_KEY")))
+                .build();
+    }
+
+    private static ManagedChannel dial(String address) throws IOException {
+        ManagedChannel channel = Grpc.newChannelBuilder(address, credentials()).build();
         CHANNELS.add(channel);
         return channel;
     }
@@ -53,7 +68,7 @@ public final class Client {
         return got;
     }
 
-    public static void main(String[] args) {
+    public static void main(String[] args) throws IOException {
         String topic = args[1];
         Cluster cluster = NameserverGrpc.newBlockingStub(dial(args[0])).withDeadlineAfter(30, TimeUnit.SECONDS)
                 .getCluster(GetClusterRequest.getDefaultInstance());

@@ -19,7 +19,7 @@ from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.data_directory import segments_path
-from duemq_server.timer_service.disk.snapshot import (
+from duemq_server.timer_service.disk.snapshots.snapshot import (
     CRC,
     HEADER_BYTES,
     VERSION,

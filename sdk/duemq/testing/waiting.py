@@ -1,18 +1,26 @@
-"""Looks at what waits in the twin, as the admin client has them of timer shards."""
+"""What waits in the twin is looked at, changed and kept back, as the admin client has it done."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from duemq.descriptions import TimerBucket, TimerCount, TimerDescription, TimerState
+from duemq.administering.holds import check_named, older_ms_of
+from duemq.descriptions import (
+    HeldTimers,
+    TimerBucket,
+    TimerCount,
+    TimerDescription,
+    TimerHold,
+    TimerState,
+)
 from duemq.errors import TopicNotFound
 from duemq.producing.cancels import CancelOutcome, Handle, decoded_all
 from duemq.producing.handle import text_of
 from duemq.protocol import checks, moments, timer_keys
 from duemq.protocol.due import Edges
 from duemq.protocol.moments import Moment
-from duemq.protocol.names import check_topic
+from duemq.protocol.retry_policy import Delay
 from duemq.testing.broker import MemoryBroker, Timer
 
 _STATES = {
@@ -97,10 +105,9 @@ def change(
 ) -> int:
     """As `Admin.shift_pending`, `move_pending`, or `cancel_pending` where neither is given."""
     waiting = _waiting(broker, topic, key_prefix, since, until)
-    if since is not None and until is not None:
-        from_ms = moments.epoch_ms(since, broker.now_ms, "since")
-        if moments.epoch_ms(until, broker.now_ms, "until") <= from_ms:
-            raise checks.wrong("until", str(until), f"after since, {since}")
+    from_ms, to_ms = moments.span_ms(since, until, broker.now_ms)
+    if since is not None and to_ms is not None and to_ms <= from_ms:
+        raise checks.wrong("until", str(until), f"after since, {since}")
     if to_topic:
         timer_keys.check_move(topic, to_topic)
         if not broker.has_topic(to_topic):
@@ -117,6 +124,41 @@ def change(
     return len(waiting)
 
 
+def hold(broker: MemoryBroker, topic: str, key_prefix: str, *, dry_run: bool) -> HeldTimers:
+    """As `Admin.hold_timers`."""
+    check_named(topic, key_prefix)
+    name = topic, key_prefix
+    was_held = name in broker.kept_back
+    if not dry_run:
+        broker.kept_back.setdefault(name, broker.now_ms)
+    return HeldTimers(broker.under(name), was_held)
+
+
+def resume(
+    broker: MemoryBroker,
+    topic: str,
+    key_prefix: str,
+    policy: str,
+    older_than: Delay | None,
+    *,
+    dry_run: bool,
+) -> HeldTimers:
+    """As `Admin.resume_timers`; it is done at once."""
+    check_named(topic, key_prefix)
+    older_ms = older_ms_of(policy, older_than)
+    name = topic, key_prefix
+    pending = broker.under(name)
+    if dry_run:
+        return HeldTimers(pending, name in broker.kept_back)
+    was_held, dropped = broker.resume(name, policy, older_ms)
+    return HeldTimers(pending, was_held, dropped)
+
+
+def holds(broker: MemoryBroker) -> list[TimerHold]:
+    """As `Admin.timer_holds`."""
+    return [TimerHold(*name, since_ms) for name, since_ms in sorted(broker.kept_back.items())]
+
+
 def _waiting(
     broker: MemoryBroker,
     topic: str,
@@ -124,11 +166,8 @@ def _waiting(
     since: Moment | None,
     until: Moment | None,
 ) -> list[Timer]:
-    check_topic(topic)
-    if key_prefix:
-        timer_keys.check_timer_key(key_prefix, "key_prefix")
-    from_ms = 0 if since is None else moments.epoch_ms(since, broker.now_ms, "since")
-    to_ms = None if until is None else moments.epoch_ms(until, broker.now_ms, "until")
+    timer_keys.check_selection(topic, key_prefix)
+    from_ms, to_ms = moments.span_ms(since, until, broker.now_ms)
     return [
         each
         for each in broker.timers()

@@ -1,0 +1,1 @@
+"""What `duemq bench` has, by subject."""

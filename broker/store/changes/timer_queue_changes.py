@@ -1,0 +1,74 @@
+"""Timer services claim queues of %TIMER%, hand them over, and are released: the decisions.
+
+Owned and run by: the event loop.  Each is entries of the log, done when they are appended; whoever
+tells the outcome waits until the log is durable up to what is `settled`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from duemq.protocol import checks, names
+from duemq_server.broker.records.timer_claims import Decision, Service
+from duemq_server.broker.store import journal
+from duemq_server.broker.store.store import Store
+
+_NO_ENDS: Mapping[int, int] = {}
+
+
+def claim(
+    store: Store,
+    service: Service,
+    queues: Sequence[int],
+    now_ms: int,
+    ends: Mapping[int, int] = _NO_ENDS,
+    formers: Sequence[int] = (),
+    epoch: int = 0,
+) -> tuple[Decision, int]:
+    """What became of the claim; settled.
+
+    `ends`: how far the service has taken over queues that it hands over; `formers`: ids that it
+    had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
+    QueueNotFound, ReadOnly, Overloaded, Unavailable.
+    """
+    for queue_id in queues:
+        store.topics.queue(names.TIMER_TOPIC, queue_id)
+    for queue_id, offset in ends.items():
+        store.topics.queue(names.TIMER_TOPIC, queue_id)
+        checks.at_least("ends.offset", offset, 0)
+    decision = store.timer_owners.check_claim(service, queues, now_ms, epoch)
+    # That another replica leads stops no claim for want of space.
+    leads_anew = decision.leads_anew and store.writable
+    if not (decision.changes or decision.leaves or leads_anew):
+        return decision, store.log.end_position  # it may still be on its way to the disk
+    store.check_writable()
+    if decision.leaves:
+        _hand_over(store, service.id, decision.leaves, ends)
+    given_up = sorted(store.timer_owners.given_up(decision, formers))
+    begins = [(each, store.tables.timers_taken_over(each)) for each in given_up]
+    told = epoch if epoch or decision.leads_anew else None
+    claimed = decision.service, decision.granted, now_ms, begins, told
+    _, settled = store.append(journal.TIMER_CLAIMED, [journal.timer_claimed(*claimed)])
+    store.tables.claim_timers(*claimed)
+    return decision, settled
+
+
+def _hand_over(
+    store: Store, service_id: int, leaves: Sequence[int], ends: Mapping[int, int]
+) -> None:
+    told = []
+    for queue_id in leaves:
+        # What a copy of a data directory has not, although it was committed once, is fetched
+        # again.  Behind the end of a log that was cut the next owner would miss what comes.
+        end = ends.get(queue_id, store.tables.timers_taken_over(queue_id))
+        end = min(end, store.queue(names.TIMER_TOPIC, queue_id).max_offset)
+        told.append((queue_id, max(end, store.timer_owners.begin_of(queue_id))))
+    store.append(journal.TIMER_HANDED_OVER, [journal.timer_handed_over(service_id, told)])
+    store.tables.hand_over_timers(service_id, told)
+
+
+def release(store: Store, service_id: int, now_ms: int) -> int:
+    """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
+    store.timer_owners.check_release(service_id, now_ms)
+    store.check_writable()
+    _, settled = store.append(journal.TIMER_RELEASED, [journal.timer_released(service_id)])
+    store.timer_owners.release(service_id)
+    return settled

@@ -1,0 +1,1 @@
+"""What a log does beside being written: it is read, and opened (log.py)."""
