@@ -46,7 +46,9 @@ def decode(handle: str) -> TimerHandle:
     except (binascii.Error, UnicodeEncodeError):
         raise checks.wrong("handle", handle, "a timer handle in URL-safe base64") from None
     body, crc = packed[: -_CRC.size], packed[-_CRC.size :]
-    if len(crc) != _CRC.size or _CRC.unpack(crc)[0] != crc32(body):
+    # Not all bits of the last character are in the bytes.
+    mistyped = urlsafe_b64encode(packed).rstrip(b"=").decode() != text
+    if mistyped or len(crc) != _CRC.size or _CRC.unpack(crc)[0] != crc32(body):
         raise checks.wrong(
             "handle", handle, "a timer handle whose checksum matches: copy all of it"
         )
