@@ -169,7 +169,10 @@ class Replica:
             raise
         except (DiskFull, LogFull) as full:  # for a snapshot, or to lead: a start goes on
             self._begins_anew = True
-            raise BeginAnew(f"its disk has no space, or stalls: {full}") from full
+            log.error("its disk has no space, or stalls: %s", full)
+            if self.leading is not None:  # it would win again, and not lead
+                await self._give_way(self.leading, self.term, stop)
+            raise BeginAnew("its disk has no space, or stalls") from full
         except BaseException:
             self._failed = True
             raise

@@ -242,6 +242,34 @@ async def test_who_has_no_space_any_more_when_it_has_won_does_not_end(
         assert not any(member.task.done() for member in group.members.values())
 
 
+async def test_who_has_no_space_for_its_tables_when_it_has_won_hands_over(running, monkeypatch):
+    """The record is in its name: else it would win again and again, and lead never."""
+    lead, hand_over, asked = LinesService.lead, Leading.hand_over, []
+    async with running(2, lease_duration=LASTING_S) as (group, _, leader):
+        await leader.term.write(b"one")
+        [other] = others_of(group, leader)
+
+        def full_there(service, *arguments):
+            if service.disk is leader.disk:
+                raise DiskFull("no space left")
+            return lead(service, *arguments)
+
+        async def noted(leading, timeout_s, to=""):
+            asked.append(leading.leader.me.name)
+            return await hand_over(leading, timeout_s, to)
+
+        monkeypatch.setattr(LinesService, "lead", full_there)
+        monkeypatch.setattr(Leading, "hand_over", noted)
+        await other.kill()
+        await leader.kill()
+        leader.start()
+        await until(lambda: leader.role[0] == "preparing")  # it waits for the other one
+        other.start()
+        await group.write(b"two")
+        assert await group.leader() is other
+        assert asked[:1] == [leader.name]
+
+
 async def test_a_leader_without_space_to_note_its_epoch_leads(running, monkeypatch):
     """Its log holds the epoch; who ended here would be started, take over, and end again."""
     save = disk_id.save
