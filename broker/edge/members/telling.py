@@ -48,12 +48,12 @@ class Telling:
         session_of: Callable[[Key], Session | None],
         clock: Callable[[], int],
     ) -> None:
-        """`session_of`: over which stream a member speaks now."""
-        self._clock = clock
+        """`session_of`: over which stream a member speaks now; `clock`: that of the groups."""
         self._group_store = group_store
         self._groups = groups
         self._routes = routes
         self._session_of = session_of
+        self._clock = clock
         self._unsent: dict[Session, list[Told]] = {}
         self._to_send = asyncio.Event()
         self.idle = asyncio.Event()
