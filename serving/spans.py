@@ -99,8 +99,9 @@ def record_fire(
     """Records a batch of fires: from its dispatch to the broker's answer.
 
     One span for each run of one due time (ascending, one entry a record), so that lateness
-    (`store_ms`, the broker's, less due) stays exact without a span a message.  `sizes` are the
-    batch's side array; with `records` they find each run's creation contexts.
+    (`store_ms`, the broker's, less due; 0: it was there before) stays exact without a span a
+    message.  `sizes` are the batch's side array; with `records` they find each run's creation
+    contexts.
     """
     if not due_ms or not traced(topic) or not enabled():
         return
@@ -116,7 +117,7 @@ def record_fire(
             DUE_MS: due_ms[first],
         }
         if error is None:
-            attributes[LATENESS_MS] = store_ms - due_ms[first]
+            attributes[LATENESS_MS] = max(0, store_ms - due_ms[first])
         start = ends[first - 1] if ends and first else 0
         end = ends[past - 1] if ends else len(records)
         found = contexts_in(records, start=start, end=end)

@@ -286,6 +286,7 @@ def _taken(view: view_pb2.BatchView) -> IncomingBatch:
         view.delay_levels,
         view.not_before_ms,
         view.untraced,
+        view.early_ms,
     )
 
 

@@ -140,22 +140,25 @@ def read_frames(
 ) -> Frames:
     """Whole frames from the one that begins at `offset` on; none if there are none yet.
 
+    A frame of which consumers may not see all yet is not there yet.
+
     At least one, then as many as `bytes_max` holds.  Raises OffsetOutOfRange, InvalidArgument,
     Corrupt, and BlockingIOError with `nowait`.
     """
     check_offset(queue, offset)
+    end = queue.max_offset
     while True:
         offset = queue.present(offset)
         page = queue.page(offset, PAGE_ENTRIES, nowait)
         runs = selection.select(page, offset, PAGE_ENTRIES, bytes_max).runs
         try:
             try:
-                return _whole_frames(log, runs, offset, bytes_max, nowait)
+                return _whole_frames(log, runs, (offset, end), bytes_max, nowait)
             except (StorageError, OSError) as error:  # of many that are read by one call
                 first = [run for run in runs if run.frame == runs[0].frame]
                 if isinstance(error, BlockingIOError) or len(first) == len(runs):
                     raise
-                return _whole_frames(log, first, offset, bytes_max, nowait)
+                return _whole_frames(log, first, (offset, end), bytes_max, nowait)
         except SetAsideError as gap:
             lost = sum(run.records for run in runs if run.frame == gap.position)
             log_.warning("%s: %d offsets from %d on are skipped", gap, lost, offset)
@@ -163,9 +166,17 @@ def read_frames(
 
 
 def _whole_frames(
-    log: SegmentedLog, runs: list[FrameRun], offset: int, bytes_max: int, nowait: bool
+    log: SegmentedLog,
+    runs: list[FrameRun],
+    offsets: tuple[int, int],
+    bytes_max: int,
+    nowait: bool,
 ) -> Frames:
-    """Up to what was set aside, or is damaged; raises that one's error if it is the first."""
+    """Between two offsets, up to what was set aside, or is damaged.
+
+    Raises that one's error if it is the first.
+    """
+    offset, end = offsets
     slices: list[memoryview] = []
     size = 0
     frames = _verified(log, runs, nowait)
@@ -191,6 +202,8 @@ def _whole_frames(
                 value=offset,
                 limit=base_offset,
             )
+        if offset + count > end:
+            break
         offset += count
         slices.append(data)
         size += len(data)

@@ -32,6 +32,7 @@ class IncomingBatch:
     delay_levels: bytes
     not_before_ms: int = 0
     untraced: bool = False
+    early_ms: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,18 @@ class Columns:
     sizes: bytes
     tag_hashes: bytes
     key_hashes: bytes
+
+
+def seen_later(batch: IncomingBatch, due_ms: int) -> list[tuple[int, int]]:
+    """From which record on it is seen when, in order, as far as that is after `due_ms`."""
+    if batch.not_before_ms <= due_ms:
+        return []
+    if not batch.early_ms:
+        return [(0, batch.not_before_ms)]
+    early_ms = np.frombuffer(batch.early_ms, dtype="<u4").astype(np.int64)
+    times_ms = np.maximum(batch.not_before_ms - early_ms, due_ms)
+    later = np.flatnonzero(np.diff(times_ms, prepend=due_ms))
+    return list(zip(later.tolist(), times_ms[later].tolist(), strict=True))
 
 
 def bytes_to_walk(batch: IncomingBatch, limits: BatchLimits, message_bytes_max: int) -> int:
@@ -92,6 +105,8 @@ def check(batch: IncomingBatch, limits: BatchLimits, message_bytes_max: int) -> 
         _check_lengths(sizes, tags, keys)
         array = np.frombuffer(sizes, dtype="<u4")
         layout.check_layout(records, array)
+    if batch.early_ms:
+        _check_early(batch.early_ms, len(array))
     look_inside = min(limits.properties_bytes_max, message_bytes_max)
     if len(records) > look_inside and int(array.max()) > look_inside:
         _check_large(records, array, limits.properties_bytes_max, message_bytes_max, look_inside)
@@ -109,6 +124,20 @@ def _check_lengths(sizes: bytes, tags: bytes, keys: bytes) -> None:
                 value=len(column),
                 limit=len(sizes),
             )
+
+
+def _check_early(early_ms: bytes, count: int) -> None:
+    if len(early_ms) != 4 * count:
+        raise InvalidArgument(
+            f"early_ms: {len(early_ms)} bytes of fixed32, but {4 * count} are needed; each record"
+            " needs one entry",
+            field="early_ms",
+            value=len(early_ms),
+            limit=4 * count,
+        )
+    sooner = np.diff(np.frombuffer(early_ms, dtype="<u4").astype(np.int64)).max(initial=0)
+    if sooner > 0:
+        raise checks.wrong("early_ms", int(sooner), "0 or less more than the record before it has")
 
 
 def _check_count(count: int) -> None:

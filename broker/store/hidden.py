@@ -4,12 +4,14 @@ Owned by: Store.  Mutated by: the event loop.
 
 A fire comes a little before it is due.  Written and synced meanwhile, it need not wait for the disk
 any more when its time has come; until then consumers do not see it, nor what is stored behind it in
-its queue, whose order holds.  A record's `store_ms` is when they may see it at the earliest.
+its queue, whose order holds.  Of a frame they see each record when its time comes; its `store_ms` is
+when they may see the last one.
 
 Not kept on disk: a start, or another replica's, takes longer than anything is hidden.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from duemq_server.broker.store.queues import Queue
@@ -35,14 +37,18 @@ class Hidden:
         waiting = self._queues.get(queue)
         return waiting[-1][1] if waiting else 0
 
-    def hide(self, queue: Queue, offset: int, until_ms: int) -> None:
-        """Hides what the queue has from an offset on, its newest."""
-        waiting = self._queues.get(queue)
-        if waiting is None:
-            self._queues[queue] = waiting = deque(((offset, until_ms),))
+    def hide(self, queue: Queue, first: int, seen_later: Sequence[tuple[int, int]]) -> None:
+        """Hides the queue's newest frame: from which of its records on until when.
+
+        `first`: the offset of its first record.
+        """
+        waiting = self._queues.setdefault(queue, deque())
+        is_new = not waiting
+        for index, until_ms in seen_later:
+            if not waiting or until_ms > waiting[-1][1]:
+                waiting.append((first + index, until_ms))
+        if is_new:
             self._wait(queue, waiting)
-        elif until_ms > waiting[-1][1]:
-            waiting.append((offset, until_ms))
 
     def _wait(self, queue: Queue, waiting: deque[tuple[int, int]]) -> None:
         offset, until_ms = waiting[0]

@@ -181,7 +181,7 @@ class Store:
             target=None if queue.key == (key.topic, key.queue_id) else (key.topic, key.queue_id),
             due_ms=due_times_ms,
             untraced=batch.untraced,
-            hidden_until_ms=batch.not_before_ms if batch.not_before_ms > due_ms else 0,
+            seen_later=batches.seen_later(batch, due_ms) if queue_of is key else (),
         )
         if producer_id:
             self.producers.record(key, epoch, sequence, accepted.stored)
@@ -212,16 +212,16 @@ class Store:
         due_ms: bytes | None = None,
         send_back: bool = False,
         untraced: bool = False,
-        hidden_until_ms: int = 0,
+        seen_later: Sequence[tuple[int, int]] = (),
     ) -> Accepted:
         """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
 
         `producer`: id, epoch and sequence.  `target`: what was asked for, if it is not `queue`.
-        `untraced`: no record carries a trace.
+        `untraced`: no record carries a trace.  `seen_later`: from which record on when.
         Raises ReadOnly, Overloaded.
         """
         stamp_ms = self.tables.stamp(now_ms)
-        store_ms = max(stamp_ms, hidden_until_ms, self.hidden.until_ms(queue))
+        store_ms = max(stamp_ms, self.hidden.until_ms(queue), *(at_ms for _, at_ms in seen_later))
         target_topic, target_queue_id = target or ("", frame.NO_TARGET_QUEUE)
         producer_id, epoch, sequence = producer
         parts = frame.encode_parts(
@@ -249,8 +249,8 @@ class Store:
         )
         self._unindexed.append(_Unindexed(end, queue, entries))
         stored = Stored(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
-        if hidden_until_ms:
-            self.hidden.hide(queue, queue.next_offset, hidden_until_ms)
+        if seen_later:
+            self.hidden.hide(queue, queue.next_offset, seen_later)
             self.tables.stamp_ahead(store_ms)
         queue.next_offset += columns.count
         self.frames_in += 1

@@ -209,19 +209,30 @@ class StoreMachine(RuleBasedStateMachine):
         timed=st.booleans(),
         sizes=st.lists(st.sampled_from([0, 20, 700]), min_size=1, max_size=4),
         ahead_ms=st.sampled_from([-1, 0, 0, 1, 5]),
+        span_ms=st.sampled_from([0, 1, 9]),
     )
     @survives
-    def send(self, topic: str, queue_id: int, timed: bool, sizes: list[int], ahead_ms: int) -> None:
+    def send(
+        self,
+        topic: str,
+        queue_id: int,
+        timed: bool,
+        sizes: list[int],
+        ahead_ms: int,
+        span_ms: int,
+    ) -> None:
         lane = (topic, queue_id, timed)
         bodies = []
         for size in sizes:
             self.bodies += 1
             bodies.append(b"%d|" % self.bodies + bytes(size))
         due = {"delays_ms": struct.pack("<q", 5)} if timed else {}
+        early_ms = [span_ms * (len(sizes) - 1 - index) for index in range(len(sizes))]
         made = batch(
             bodies,
             topic=topic,
             queue_id=queue_id,
+            early_ms=struct.pack(f"<{len(sizes)}I", *early_ms) if span_ms else b"",
             producer_id=PRODUCER,
             producer_epoch=self.epoch,
             sequence=self.sequences[lane],

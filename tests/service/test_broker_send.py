@@ -273,6 +273,30 @@ async def test_who_waits_for_a_batch_ahead_of_its_time_gets_it_then_and_not_befo
     assert list(pulled.run_store_ms) == [result.store_ms]
 
 
+async def test_each_record_of_a_batch_is_seen_when_its_time_comes_and_no_sooner(
+    client: Client,
+) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"before"]))
+    fetch = broker_pb2.FetchFramesRequest(topic=topic, offset=1, wait_ms=30_000)
+    fetching = asyncio.ensure_future(client.broker.FetchFrames(fetch))
+    last_ms, early_ms = now_ms() + 50, (4, 4, 2, 0)
+    sent = batch(topic, [b"a", b"b", b"c", b"d"], not_before_ms=last_ms, early_ms=early_ms)
+    sending = asyncio.create_task(client.send(sent))
+    offset = 1
+    while offset <= len(early_ms):
+        response = await client.pull(topic, offset=offset, wait_ms=30_000)
+        seen_ms = now_ms()
+        [pulled] = response.queues
+        assert pulled.next_offset > offset
+        offset = pulled.next_offset
+        assert seen_ms >= last_ms - early_ms[offset - 2]
+    assert (await fetching).next_offset == 5  # whole frames
+    assert now_ms() >= last_ms
+    [result] = await sending
+    assert result.store_ms >= last_ms
+
+
 async def test_a_batch_ahead_of_its_time_is_shown_though_what_came_with_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,11 +23,13 @@ class Held:
     def __init__(self) -> None:
         self.batches = [SimpleNamespace(records=b"")]
 
-    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[SimpleNamespace]:
-        return self.batches if now_ms >= DUE_MS else []
+    def sendable(
+        self, broker: str, now_ms: int, bytes_max: int, ahead_ms: int
+    ) -> list[SimpleNamespace]:
+        return self.batches if now_ms >= DUE_MS - ahead_ms else []
 
-    def next_retry_ms(self, broker: str, now_ms: int) -> int:
-        return DUE_MS if now_ms < DUE_MS else NEVER
+    def next_retry_ms(self, broker: str, now_ms: int, ahead_ms: int) -> int:
+        return DUE_MS - ahead_ms if now_ms < DUE_MS - ahead_ms else NEVER
 
 
 @pytest.mark.parametrize("first", range(DUE_MS + 1))
@@ -39,7 +41,7 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     sent: asyncio.Future[list[SimpleNamespace]] = asyncio.get_running_loop().create_future()
 
-    async def send(self, call, batches) -> None:
+    async def send(self, call, batches, now: int) -> None:
         sent.set_result(batches)
         await asyncio.Event().wait()
 
@@ -58,14 +60,14 @@ async def test_a_stream_sends_ahead_while_little_is_on_its_way(monkeypatch) -> N
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     looked, sent = asyncio.Event(), asyncio.Event()
 
-    async def send(self, call, batches) -> None:
+    async def send(self, call, batches, now: int) -> None:
         sent.set()
         await asyncio.Event().wait()
 
     class Looked(Held):
-        def next_retry_ms(self, broker: str, now_ms: int) -> int:
+        def next_retry_ms(self, broker: str, now_ms: int, ahead_ms: int) -> int:
             looked.set()
-            return super().next_retry_ms(broker, now_ms)
+            return super().next_retry_ms(broker, now_ms, ahead_ms)
 
     monkeypatch.setattr(fire_stream.FireStream, "_send", send)
     shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=Looked()))
@@ -145,6 +147,7 @@ async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
         tag_hashes=b"",
         key_hashes=b"",
         last_due_ms=0,
+        early_ms=lambda _: b"",
     )
     left = [] if results is None else [[batch]]
     dispatcher = SimpleNamespace(

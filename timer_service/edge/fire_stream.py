@@ -32,8 +32,8 @@ from duemq_server.timer_service.shard import Shard
 log = logging.getLogger(__name__)
 
 REQUEST_BYTES_MAX = 512 * 1024
-# What is due next is sent so much sooner, for the broker to have it on its disk in time; it shows
-# consumers nothing before.  In a flow they wait for one another, and are fewer.
+# Batches are sent so long before they are due, for the broker to have them on its disk in time; it
+# shows consumers nothing before.  In a flow they wait for one another, and are fewer.
 SENT_AHEAD_MS = 3
 AHEAD_REQUESTS_MAX = 2
 CONNECT_TIMEOUT_S = 5.0
@@ -130,15 +130,11 @@ class FireStream:
             # By the broker's clock where ours is ahead: it would not take them before.
             behind_ms = self._clock.behind_ms
             now = now_ms() - behind_ms
-            batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX)
-            retry_ms = dispatcher.next_retry_ms(self.broker, now)
-            if retry_ms != NEVER and not batches and len(self._requests) < AHEAD_REQUESTS_MAX:
-                if retry_ms - SENT_AHEAD_MS <= now:
-                    batches = dispatcher.sendable(self.broker, retry_ms, REQUEST_BYTES_MAX)
-                else:
-                    retry_ms -= SENT_AHEAD_MS
+            ahead_ms = SENT_AHEAD_MS if len(self._requests) < AHEAD_REQUESTS_MAX else 0
+            batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX, ahead_ms)
+            retry_ms = dispatcher.next_retry_ms(self.broker, now, ahead_ms)
             if batches:
-                await self._send(call, batches)
+                await self._send(call, batches, now)
                 continue
             timeout_s = None
             if retry_ms != NEVER:
@@ -150,7 +146,7 @@ class FireStream:
             except TimeoutError:
                 continue
 
-    async def _send(self, call: Any, batches: list[FireBatch]) -> None:
+    async def _send(self, call: Any, batches: list[FireBatch], now: int) -> None:
         self._next_id += 1
         self._requests.append(_Request(self._next_id, batches, time.time_ns()))
         producer_id = self._shard.directory.producer_id
@@ -168,6 +164,7 @@ class FireStream:
                     tag_hashes=batch.tag_hashes,
                     key_hashes=batch.key_hashes,
                     not_before_ms=batch.last_due_ms,
+                    early_ms=batch.early_ms(now),
                 )
                 for batch in batches
             ],
@@ -182,7 +179,7 @@ class FireStream:
             self._clock.observe(now_ms(), response.now_ms, steady_ms())
             request = self._answered(response)
             for batch, result in zip(request.batches, response.results, strict=True):
-                self._take(batch, result, request.sent_ns)
+                self._take(batch, result, request.sent_ns, response.now_ms)
             self._more.set()
 
     def _answered(self, response: view_pb2.SendResponseView) -> _Request:
@@ -197,11 +194,15 @@ class FireStream:
             )
         return request
 
-    def _take(self, batch: FireBatch, result: view_pb2.BatchResultView, sent_ns: int) -> None:
+    def _take(
+        self, batch: FireBatch, result: view_pb2.BatchResultView, sent_ns: int, answered_ms: int
+    ) -> None:
         if not result.HasField("error"):
             self._shard.answered(batch, FireOutcome.STORED, result.store_ms)
             if spans.enabled() and spans.traced(batch.lane.id.topic):
-                _record_spans(batch, result.base_offset, result.store_ms, sent_ns)
+                # What was answered before its time is shown when it comes.
+                store_ms = min(result.store_ms, answered_ms)
+                _record_spans(batch, result.base_offset, store_ms, sent_ns)
             return
         error = status.from_proto(result.error)
         lane, reason = batch.lane, ""

@@ -258,8 +258,13 @@ class Dispatcher:
             for lane in peer.busy.values():
                 lane.release_held(now_ms)
 
-    def sendable(self, broker: str, now_ms: int, bytes_max: int) -> list[FireBatch]:
-        """Batches to put on the wire to a broker now; at least one if there is any."""
+    def sendable(
+        self, broker: str, now_ms: int, bytes_max: int, ahead_ms: int = 0
+    ) -> list[FireBatch]:
+        """Batches to put on the wire to a broker now; at least one if there is any.
+
+        `ahead_ms`: so long before they are due.
+        """
         batches: list[FireBatch] = []
         size = 0
         peer = self.peer(broker)
@@ -269,7 +274,7 @@ class Dispatcher:
         lanes = deque(peer.busy.values())
         while lanes and size < bytes_max:
             lane = lanes.popleft()
-            batch = lane.next_to_send(now_ms)
+            batch = lane.next_to_send(now_ms, ahead_ms)
             if batch is not None:
                 lane.sent(batch)
                 lanes.append(lane)
@@ -306,10 +311,10 @@ class Dispatcher:
         lanes = (lane for lane in self.lanes() if lane.failures and lane.id.topic == target.topic)
         return next((lane.reason for lane in lanes), "")
 
-    def next_retry_ms(self, broker: str, now_ms: int) -> int:
-        """When `sendable`, asked at the same `now_ms`, may have something that it held back.
+    def next_retry_ms(self, broker: str, now_ms: int, ahead_ms: int = 0) -> int:
+        """When `sendable`, asked as it was at this `now_ms`, may have something that it held back.
 
         NEVER: nothing held back.
         """
-        waits = (lane.held_until_ms() for lane in self.peer(broker).busy.values())
+        waits = (lane.held_until_ms(ahead_ms) for lane in self.peer(broker).busy.values())
         return min((until_ms for until_ms in waits if until_ms > now_ms), default=NEVER)

@@ -10,7 +10,8 @@ A lane is one idempotent producer's sequence at (broker, topic, queue).  A batch
                                                connection lost: sent again, same number, same timers
 
 A DISPATCH entry may be written a moment before its timers are due, so that its sync is over by
-then; `ready_ms` keeps the batch back, also after a restart.  When the clock goes back it does so no
+then; `ready_ms` keeps the batch back, also after a restart.  Who has time sends it before
+(`goes_ms`), for the broker to show each timer when that is due.  When the clock goes back it does so no
 longer (`release_held`): the batch would hold up its queue for as long as the step.
 
 Up to `WIRE_MAX` batches of a lane are on the wire.  Brokers take a lane's batches strictly by
@@ -41,6 +42,9 @@ from duemq_server.timer_service.timers.rows import Blob, Rows
 WIRE_MAX = 4  # batches of a lane on the wire
 UNACKED_MAX = 8  # batches of a lane that are dispatched and not answered
 NO_TARGET = -1
+# So long before their last timer is due brokers take batches without a wait.
+TAKEN_AHEAD_MS = 5
+EARLY_MS_MAX = (1 << 32) - 1  # of `Batch.early_ms`
 RETRY_MS_MIN = 20
 RETRY_MS_MAX = 5_000
 
@@ -74,15 +78,32 @@ class FireBatch:
     past_due: npt.NDArray[np.bool_] | None = None
     """Which timers were due when they were accepted; not known after a restart."""
     ready_ms: int = 0
-    """When the last of its timers is due: it is not sent before."""
+    """When the last of its timers is due: it is not sent before, but for `goes_ms`."""
+    first_due_ms: int = dataclasses.field(init=False)
+    last_due_ms: int = dataclasses.field(init=False)
+    """When the last of its timers is due: no broker shows that one before."""
 
     def __post_init__(self) -> None:
-        self.ready_ms = self.last_due_ms
+        self.first_due_ms = int(self.due_ms.min()) if len(self.due_ms) else 0
+        self.ready_ms = self.last_due_ms = int(self.due_ms.max()) if len(self.due_ms) else 0
 
-    @property
-    def last_due_ms(self) -> int:
-        """When the last of its timers is due: no broker stores it before."""
-        return int(self.due_ms.max()) if len(self.due_ms) else 0
+    def goes_ms(self, ahead_ms: int) -> int:
+        """When it may be sent if that may be so long before its first timer is due; 0: not."""
+        if not ahead_ms:
+            return self.ready_ms
+        first_ms, last_ms = self.first_due_ms, self.last_due_ms
+        return min(self.ready_ms, max(first_ms - ahead_ms, last_ms - TAKEN_AHEAD_MS))
+
+    def early_ms(self, now_ms: int) -> bytes:
+        """So much before the last one each may be seen, u32; empty: all at once, or they are due.
+
+        In the batch's order: one that is due sooner than one before it is seen with that.
+        """
+        last_ms = self.last_due_ms
+        if last_ms <= now_ms or self.first_due_ms == last_ms:
+            return b""
+        early_ms = last_ms - np.maximum.accumulate(self.due_ms)
+        return np.minimum(early_ms, EARLY_MS_MAX).astype("<u4").tobytes()
 
     @property
     def count(self) -> int:
@@ -118,17 +139,17 @@ class FireLane:
         """Whether no further batch should be built."""
         return len(self.unacked) >= UNACKED_MAX
 
-    def next_to_send(self, now_ms: int) -> FireBatch | None:
-        """The batch to put on the wire now, or None."""
+    def next_to_send(self, now_ms: int, ahead_ms: int = 0) -> FireBatch | None:
+        """The batch to put on the wire now, or None; `ahead_ms`: see `FireBatch.goes_ms`."""
         batch = self._next()
-        if batch is None or now_ms < max(self.retry_at_ms, batch.ready_ms):
+        if batch is None or now_ms < max(self.retry_at_ms, batch.goes_ms(ahead_ms)):
             return None
         return batch
 
-    def held_until_ms(self) -> int:
+    def held_until_ms(self, ahead_ms: int = 0) -> int:
         """When the next batch may go on the wire; 0: none, or not before an answer came."""
         batch = self._next()
-        return 0 if batch is None else max(self.retry_at_ms, batch.ready_ms)
+        return 0 if batch is None else max(self.retry_at_ms, batch.goes_ms(ahead_ms))
 
     def _next(self) -> FireBatch | None:
         sent = len(self._wire)

@@ -60,10 +60,11 @@ class FrameFetches:
             await self._linger(parked, request)
         while True:
             queue = self._store.queue(request.topic, request.queue_id)
+            end = queue.max_offset
             frames, share = await self._frames(queue, request.offset, bytes_max, parked.peer)
             if frames.slices or self._parking.is_over(request.wait_ms, deadline_ms):
                 break
-            if queue.max_offset > frames.next_offset:
+            if queue.max_offset > end:
                 continue  # appended while a thread was reading
             await self._parking.park(parked, [queue.key], deadline_ms)
         caller.add_done_callback(lambda _: share.give_back())

@@ -28,7 +28,7 @@ LATEST: StartFrom
 AT_TIME: StartFrom
 
 class Batch(_message.Message):
-    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms", "untraced")
+    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms", "untraced", "early_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class Batch(_message.Message):
     DELAY_LEVELS_FIELD_NUMBER: _ClassVar[int]
     NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
     UNTRACED_FIELD_NUMBER: _ClassVar[int]
+    EARLY_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     producer_id: int
@@ -57,7 +58,8 @@ class Batch(_message.Message):
     delay_levels: _containers.RepeatedScalarFieldContainer[int]
     not_before_ms: int
     untraced: bool
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., sizes: _Optional[_Iterable[int]] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., delay_levels: _Optional[_Iterable[int]] = ..., not_before_ms: _Optional[int] = ..., untraced: bool = ...) -> None: ...
+    early_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[_Union[_message_pb2.RecordBatch, _Mapping]] = ..., sizes: _Optional[_Iterable[int]] = ..., tag_hashes: _Optional[_Iterable[int]] = ..., key_hashes: _Optional[_Iterable[int]] = ..., delays_ms: _Optional[_Iterable[int]] = ..., due_ms: _Optional[_Iterable[int]] = ..., delay_levels: _Optional[_Iterable[int]] = ..., not_before_ms: _Optional[int] = ..., untraced: bool = ..., early_ms: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendRequest(_message.Message):
     __slots__ = ("request_id", "batches")

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BatchView(_message.Message):
-    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms", "untraced")
+    __slots__ = ("topic", "queue_id", "producer_id", "producer_epoch", "sequence", "records", "sizes", "tag_hashes", "key_hashes", "delays_ms", "due_ms", "delay_levels", "not_before_ms", "untraced", "early_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class BatchView(_message.Message):
     DELAY_LEVELS_FIELD_NUMBER: _ClassVar[int]
     NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
     UNTRACED_FIELD_NUMBER: _ClassVar[int]
+    EARLY_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     producer_id: int
@@ -38,7 +39,8 @@ class BatchView(_message.Message):
     delay_levels: bytes
     not_before_ms: int
     untraced: bool
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., tag_hashes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., delays_ms: _Optional[bytes] = ..., due_ms: _Optional[bytes] = ..., delay_levels: _Optional[bytes] = ..., not_before_ms: _Optional[int] = ..., untraced: bool = ...) -> None: ...
+    early_ms: bytes
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., producer_id: _Optional[int] = ..., producer_epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., records: _Optional[bytes] = ..., sizes: _Optional[bytes] = ..., tag_hashes: _Optional[bytes] = ..., key_hashes: _Optional[bytes] = ..., delays_ms: _Optional[bytes] = ..., due_ms: _Optional[bytes] = ..., delay_levels: _Optional[bytes] = ..., not_before_ms: _Optional[int] = ..., untraced: bool = ..., early_ms: _Optional[bytes] = ...) -> None: ...
 
 class SendRequestView(_message.Message):
     __slots__ = ("request_id", "batches")

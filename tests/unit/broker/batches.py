@@ -52,6 +52,7 @@ class FakeBatch:
     delay_levels: bytes = b""
     not_before_ms: int = 0
     untraced: bool = False
+    early_ms: bytes = b""
 
 
 def batch(bodies: list[bytes], *, tags: list[str] | None = None, **fields: object) -> FakeBatch:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from duemq.errors import InvalidArgument, TooLarge
 from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2
-from duemq_server.broker.records.batch import BATCH_RECORDS_MAX, BatchLimits, check
+from duemq_server.broker.records.batch import BATCH_RECORDS_MAX, BatchLimits, check, seen_later
 from duemq_server.broker.records.columns import derive_columns
 from tests.unit.broker.batches import FakeBatch, batch, entry, record
 
@@ -108,6 +108,36 @@ def test_mismatched_arrays_are_refused_by_name(changes: dict[str, bytes], field:
     with pytest.raises(InvalidArgument) as caught:
         checked(given)
     assert caught.value.field in (field, "sizes")
+
+
+@pytest.mark.parametrize(
+    ("early_ms", "value"), [([3], 4), ([3, 2, 1], 12), ([1, 3], 2), ([0, 0xFFFFFFFF], 0xFFFFFFFF)]
+)
+def test_times_that_are_not_one_a_record_or_rise_are_refused(
+    early_ms: list[int], value: int
+) -> None:
+    given = batch([b"a", b"b"], not_before_ms=9, early_ms=struct.pack(f"<{len(early_ms)}I", *early_ms))
+    with pytest.raises(InvalidArgument) as caught:
+        checked(given)
+    assert (caught.value.field, str(caught.value.value)) == ("early_ms", str(value))
+
+
+@pytest.mark.parametrize("odd", [b"a", b"abcde"])
+def test_times_that_are_no_numbers_are_refused(odd: bytes) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        checked(batch([b"a"], not_before_ms=9, early_ms=odd))
+    assert caught.value.field == "early_ms"
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "seen"),
+    [(10, [(0, 11), (2, 14), (3, 20)]), (11, [(2, 14), (3, 20)]), (14, [(3, 20)]), (20, [])],
+)
+def test_when_each_record_is_seen(now_ms: int, seen: list[tuple[int, int]]) -> None:
+    early_ms = struct.pack("<4I", 9, 9, 6, 0)
+    given = batch([b"a", b"b", b"c", b"d"], not_before_ms=20, early_ms=early_ms)
+    assert seen_later(given, now_ms) == seen
+    assert seen_later(batch([b"a"], not_before_ms=20), 19) == [(0, 20)]
 
 
 def test_too_many_records_are_refused() -> None:

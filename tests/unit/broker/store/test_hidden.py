@@ -1,6 +1,7 @@
 """What is stored ahead of its time: on disk before, seen from then on."""
 
 import itertools
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -9,13 +10,23 @@ from duemq.errors import DuemqError
 from duemq.v1 import message_pb2
 from duemq_server.broker.filtering.sql_filter import SqlFilter
 from duemq_server.broker.reading import filtered_read, reader, time_search
+from duemq_server.broker.records import refused_fires
+from duemq_server.broker.store.changes import timer_queue_changes
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.open_files import OpenFiles
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import FakeBatch, batch
-from tests.unit.broker.store.test_store import NOW_MS, opened, records, save, settle
+from tests.unit.broker.store.test_store import (
+    NOW_MS,
+    TIMERS,
+    fire,
+    opened,
+    records,
+    save,
+    settle,
+)
 
 AHEAD_MS = NOW_MS + 3
 ANYTHING = SqlFilter("nothing IS NULL")
@@ -111,6 +122,63 @@ def test_a_repeat_is_answered_and_hides_nothing(store: Store) -> None:
     again = store.send(ahead(**fields), NOW_MS, due_ms=NOW_MS)
     assert (again.duplicate, again.stored) == (True, first)
     assert (ends(store), len(store.hidden)) == ([1, 0], 0)
+
+
+def each_later(*waits_ms: int, **fields: object) -> FakeBatch:
+    """A batch whose records are seen so long after `NOW_MS`."""
+    early_ms = struct.pack(f"<{len(waits_ms)}I", *(waits_ms[-1] - each for each in waits_ms))
+    bodies = [b"%d" % each for each in waits_ms]
+    return batch(bodies, not_before_ms=NOW_MS + waits_ms[-1], early_ms=early_ms, **fields)
+
+
+def shown(store: Store, latest: int) -> list[int]:
+    """How many records are seen in each millisecond."""
+    found = []
+    for later_ms in range(latest):
+        store.show_due(NOW_MS + later_ms)
+        found.append(ends(store)[0])
+    return found
+
+
+def test_each_record_of_a_frame_is_seen_when_its_time_comes(store: Store) -> None:
+    told = seen(store)
+    stored = store.send(each_later(0, 1, 1, 4), NOW_MS, due_ms=NOW_MS).stored
+    behind = store.send(batch([b"behind"]), NOW_MS).stored
+    settle(store)
+    assert shown(store, 6) == [1, 3, 3, 3, 5, 5]
+    assert stored.store_ms == behind.store_ms == NOW_MS + 4
+    assert told == [("orders", 0)] * 3
+
+
+def test_frames_whose_times_overlap_are_seen_one_after_the_other(store: Store) -> None:
+    store.send(each_later(1, 3), NOW_MS, due_ms=NOW_MS)
+    store.send(each_later(2, 4, 5), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    assert shown(store, 6) == [0, 1, 1, 3, 4, 5]
+
+
+def test_a_frame_of_which_a_part_is_seen_is_read_up_to_there(store: Store) -> None:
+    store.send(batch([b"before"]), NOW_MS)
+    store.send(each_later(0, 1, 2), NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    store.show_due(NOW_MS + 1)
+    queue = store.queue("orders", 0)
+    read = reader.read_records(store.log, queue, 2, 100, 1 << 20)
+    assert (read.records, read.next_offset) == (1, 3)
+    whole = [reader.read_frames(store.log, queue, at, 1 << 20) for at in (0, 1)]
+    assert [(len(each.slices), each.next_offset) for each in whole] == [(1, 1), (0, 1)]
+    store.show_due(NOW_MS + 2)
+    assert reader.read_frames(store.log, queue, 1, 1 << 20).next_offset == 4
+
+
+def test_what_nobody_can_deliver_is_a_dead_letter_at_once(store: Store) -> None:
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    damaged = fire("orders", [b"a", b"b"])
+    damaged.not_before_ms, damaged.early_ms = AHEAD_MS, b"odd"
+    store.send(damaged, NOW_MS, due_ms=NOW_MS)
+    settle(store)
+    [letters] = store.queues_of(refused_fires.TOPIC)
+    assert (letters.max_offset, len(store.hidden)) == (2, 0)
 
 
 def remake(store: Store) -> None:

@@ -1,7 +1,11 @@
 import numpy as np
+import pytest
 
+from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.timer_service.scheduling.fire_lane import (
+    EARLY_MS_MAX,
     RETRY_MS_MAX,
+    TAKEN_AHEAD_MS,
     UNACKED_MAX,
     WIRE_MAX,
     FireBatch,
@@ -28,6 +32,11 @@ def add(lane: FireLane, *, durable: bool = True) -> FireBatch:
     batch = FireBatch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms, durable)
     lane.push(batch)
     return batch
+
+
+def batch_of(lane: FireLane, *due_ms: int) -> FireBatch:
+    due = np.array(due_ms)
+    return FireBatch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due)
 
 
 def put_on_wire(lane: FireLane, now_ms: int = NOW) -> list[FireBatch]:
@@ -127,9 +136,7 @@ def test_a_lane_takes_a_bounded_number_of_batches() -> None:
 
 def test_a_batch_is_kept_back_until_its_last_timer_is_due() -> None:
     lane, _ = lane_with(0, proven=True)
-    due_ms = np.array([NOW, NOW + 3, NOW + 1])
-    batch = FireBatch(lane, lane.next_sequence, 0, 8, b"records", b"", b"", b"", due_ms)
-    lane.push(batch)
+    lane.push(batch := batch_of(lane, NOW, NOW + 3, NOW + 1))
 
     assert (put_on_wire(lane, NOW + 3), lane.held_until_ms()) == ([], 0)  # not yet durable
     batch.durable = True
@@ -138,6 +145,36 @@ def test_a_batch_is_kept_back_until_its_last_timer_is_due() -> None:
     lane.disconnected()
     assert put_on_wire(lane, NOW + 2) == []  # the clock went back
     assert put_on_wire(lane, NOW + 3) == [batch]
+
+
+@pytest.mark.parametrize(
+    ("span_ms", "goes_ms"), [(0, NOW - 3), (2, NOW - 3), (5, NOW), (1 << 40, NOW + (1 << 40) - 5)]
+)
+def test_a_batch_goes_ahead_of_its_first_timer_as_far_as_a_broker_takes_its_last_one(
+    span_ms: int, goes_ms: int
+) -> None:
+    lane, _ = lane_with(0, proven=True)
+    lane.push(batch := batch_of(lane, NOW, NOW + span_ms))
+    batch.durable = True
+
+    assert lane.held_until_ms(3) == goes_ms
+    assert lane.next_to_send(goes_ms - 1, 3) is None
+    assert lane.next_to_send(goes_ms, 3) is batch
+    assert lane.held_until_ms() == NOW + span_ms
+    assert goes_ms + TAKEN_AHEAD_MS == max(NOW + span_ms, NOW - 3 + TAKEN_AHEAD_MS)
+    assert TAKEN_AHEAD_MS == AHEAD_MS_MAX
+
+
+@pytest.mark.parametrize(
+    ("waits", "early_ms"),
+    [((0, 0), []), ((0, 1, 3), [3, 2, 0]), ((0, 3, 1), [3, 0, 0]), ((-(1 << 40), 1), [EARLY_MS_MAX, 0])],
+)
+def test_a_broker_is_told_when_each_timer_of_a_batch_may_be_seen(
+    waits: tuple[int, ...], early_ms: list[int]
+) -> None:
+    batch = batch_of(FireLane(LaneId("b", "t", 0)), *(NOW + wait for wait in waits))
+    assert np.frombuffer(batch.early_ms(NOW - 1), dtype="<u4").tolist() == early_ms
+    assert batch.early_ms(batch.last_due_ms) == b""
 
 
 def test_the_reason_of_the_last_refusal_is_told_until_a_batch_is_stored() -> None:
