@@ -160,7 +160,11 @@ def _log_as_it_was() -> Iterator[None]:
 @contextmanager
 def _closing(consumer: PushConsumer, printer: _Printer) -> Iterator[None]:
     """`printer` knows that it is closed before Ctrl-C, which may have ended it, is heard of."""
-    consumer.start()
+    try:
+        consumer.start()
+    except KeyboardInterrupt:  # it has closed; messages may have come before it could tell
+        printer.closed = printer.printed > 0 and printer.failure is None
+        raise
     try:
         yield
     finally:

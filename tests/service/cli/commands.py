@@ -29,12 +29,18 @@ async def start(nameserver: str, *arguments: str, **pipes: Any) -> asyncio.subpr
     return await _start(("-m", "duemq_cli"), nameserver, arguments, pipes)
 
 
+PATIENT = "from duemq_cli import interrupts, main; interrupts.GRACE_S = 600.0\n"
+
+
 async def start_patient(
-    nameserver: str, *arguments: str, **pipes: Any
+    nameserver: str, *arguments: str, changed: str = "", **pipes: Any
 ) -> asyncio.subprocess.Process:
-    """Ctrl-C leaves it all the time that it needs, whatever else the machine does."""
-    patient = "from duemq_cli import interrupts, main; interrupts.GRACE_S = 600.0; main()"
-    return await _start(("-c", patient), nameserver, arguments, pipes)
+    """Ctrl-C leaves it all the time that it needs, whatever else the machine does.
+
+    `changed`: a program that changes something in it first.
+    """
+    program = f"{PATIENT}{changed}\nmain()"
+    return await _start(("-c", program), nameserver, arguments, pipes)
 
 
 async def _start(

@@ -120,10 +120,23 @@ async def test_send_does_not_wait_for_a_broker_that_is_away(cluster: Cluster) ->
     assert "interrupted: 0 sent, 0 not" in err
 
 
-async def test_consume_commits_what_it_printed(cluster: Cluster) -> None:
+STARTS_FOR_LONG = """
+import asyncio
+from duemq.consumer import push
+start = push.PushConsumer.start
+async def started(consumer):
+    await start(consumer)
+    await asyncio.sleep(600)
+push.PushConsumer.start = started
+"""
+
+
+@pytest.mark.parametrize("changed", ["", STARTS_FOR_LONG], ids=["", "in its start"])
+async def test_consume_commits_what_it_printed(cluster: Cluster, changed: str) -> None:
+    """Also what comes before the main thread has heard that it has begun."""
     arguments = ("consume", TOPIC, "--group", "g", "--from", "earliest")
     await cluster.send(TOPIC, [b"one", b"two"])
-    process = await start_patient(cluster.nameserver, *arguments)
+    process = await start_patient(cluster.nameserver, *arguments, changed=changed)
     assert process.stdout is not None
     for _ in range(2):
         assert await process.stdout.readline()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duemq_cli.commands.consume import _Printer
+from duemq_cli.commands.consume import _closing, _Printer
 from duemq_cli.output import Output
 
 
@@ -52,3 +52,20 @@ def ended_by_a_signal_at_line(number: int) -> bool:
 @pytest.mark.parametrize("line", range(1, 40))
 def test_a_signal_ends_it_wherever_it_comes(line: int) -> None:
     assert ended_by_a_signal_at_line(line)
+
+
+@pytest.mark.parametrize(("printed", "said"), [(2, "committed, group g left"), (0, "not told")])
+def test_ctrl_c_in_a_start_that_brought_messages_already_says_that_they_are_committed(
+    printed: int, said: str
+) -> None:
+    """A consumer that is interrupted as it starts closes: what it delivered is committed."""
+    printer = _Printer(Output(as_json=False), count=None)
+
+    class Starting:
+        def start(self) -> None:
+            printer.printed = printed
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), _closing(Starting(), printer):
+        pass
+    assert said in printer.left("g")
