@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import click
 
+from duemq import Admin
+from duemq.descriptions import TopicSummary
+from duemq.errors import TopicExists
 from duemq.protocol.limits import QUEUES_MAX
 from duemq_cli import completion
 from duemq_cli.commands import purge
 from duemq_cli.exits import Exit
-from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
+from duemq_cli.session import (
+    Session,
+    confirmed,
+    if_not_exists_option,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
 from duemq_cli.text import local_time
 
 
@@ -32,6 +43,7 @@ def topic() -> None:
     help="Largest body; 0: the broker's default.",
 )
 @click.option("--broker", "brokers", multiple=True, help="Only on this one; may be repeated.")
+@if_not_exists_option
 @session_options
 @pass_session
 def create(
@@ -41,11 +53,13 @@ def create(
     queues: int,
     message_bytes_max: int,
     brokers: tuple[str, ...],
+    if_not_exists: bool,
 ) -> None:
     """Make the topic NAME on every broker.  Brokers make topics by themselves at the first send.
 
     One that is lost gets no queues, which the answer shows by its brokers: say the same again when
-    it is back.
+    it is back.  The exit code is 1 if no broker lacks the topic.  With --if-not-exists it is 0
+    then, and what is there is printed: it is not changed.
 
     With --json: topic, queues, message_bytes_max, brokers.
 
@@ -56,9 +70,15 @@ def create(
     """
     session.changes()
     with session.admin() as admin:
-        made = admin.create_topic(
-            name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
-        )
+        try:
+            made = admin.create_topic(
+                name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
+            )
+        except TopicExists:
+            there = _there(admin, name) if if_not_exists else None
+            if there is None:
+                raise
+            made = there
     row = {
         "topic": made.name,
         "queues": made.queues,
@@ -67,6 +87,11 @@ def create(
     }
     where = ", ".join(made.brokers)
     session.output.record(row, f"topic {made.name}: {made.queues} queues on {where}")
+
+
+def _there(admin: Admin, name: str) -> TopicSummary | None:
+    found, _ = known(lambda: admin.topics(system=True))
+    return next((each for each in found if each.name == name), None)
 
 
 @topic.command("list")
