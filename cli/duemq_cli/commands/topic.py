@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import click
 
 from duemq import Admin
-from duemq.descriptions import TopicSummary
-from duemq.errors import TopicExists
+from duemq.descriptions import TimerCount, TopicSummary
+from duemq.errors import DuemqError, PartialAnswer, TopicExists
 from duemq.protocol.limits import QUEUES_MAX
 from duemq_cli import completion
 from duemq_cli.commands import purge
 from duemq_cli.exits import Exit
+from duemq_cli.output import one_line
 from duemq_cli.session import (
     Session,
     confirmed,
@@ -175,17 +178,41 @@ def show(session: Session, /, name: str) -> Exit:
 def delete(session: Session, /, name: str, yes: bool) -> Exit:
     """Delete NAME and its messages on every broker.
 
-    The exit code is 5 if a broker is away: delete it again when that is back.  With --json: topic,
-    deleted; and {missing_brokers}.
+    Delayed messages that are pending of it are kept, and wait for it: how many is said, and what
+    can be done.  The exit code is 5 if a broker is away: delete it again when that is back.  With
+    --json: topic, deleted, pending (delayed messages; null: not known); and {missing_brokers}.
     """
     if not confirmed(session, f"Delete topic {name} and its messages?", yes=yes):
         return Exit.FAILED
     session.changes()
     with session.admin() as admin:
         _, missing = known(lambda: admin.delete_topic(name))
-    session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
+        pending, unknown = _pending(admin, name)
+    row = {"topic": name, "deleted": True, "pending": None if unknown else pending}
+    session.output.record(row, f"topic {name} deleted")
+    if pending:
+        session.output.note(
+            f"{pending:,}{' or more' if unknown else ''} delayed messages wait for it:"
+            f" `duemq timer move --topic {name} --to-topic TOPIC` lets them go elsewhere (those with"
+            f" a timer key stay), `duemq timer cancel --topic {name} --all` takes them away"
+        )
+    elif unknown:
+        session.output.note(f"whether delayed messages wait for it is not known: {unknown}")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+def _pending(admin: Admin, name: str) -> tuple[int, str]:
+    """How many delayed messages are known to wait for the topic; why there may be more."""
+    try:
+        counts = admin.count_timers(name)
+    except PartialAnswer as error:
+        counts, unknown = cast(list[TimerCount], error.partial or []), one_line(error)
+    except DuemqError as error:
+        return 0, one_line(error)
+    else:
+        unknown = ""
+    return sum(each.pending for each in counts), unknown
 
 
 topic.add_command(purge.topic)
