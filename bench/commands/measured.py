@@ -24,7 +24,8 @@ MIB = 1 << 20
 def bench() -> None:
     """Measure a cluster: throughput, latency, groups, timers, restart, failover, idle cost.
 
-    Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
+    Each starts a cluster of its own (and removes it) unless told which by --nameserver, where it
+    removes the topics that it makes, also after Ctrl-C (--keep-topics: leaves them), prints its
     parameters first, measures its floor in the same run (the bare disk, no queue), counts what
     arrived, and fails if anything was lost, came twice or came early.  Those that kill or weigh
     processes do so with a cluster of their own alone.
@@ -55,16 +56,25 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         show_default=True,
         help="Of each broker of its own.",
     )
+    @click.option(
+        "--keep-topics", is_flag=True, help="Leave the topics that it makes at --nameserver."
+    )
     @session_options
     @pass_session
     def command(
-        session: Session, /, data: str | None, brokers: int, replicas: int, **options: Any
+        session: Session,
+        /,
+        data: str | None,
+        brokers: int,
+        replicas: int,
+        keep_topics: bool,
+        **options: Any,
     ) -> Exit:
         # DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
         nameserver = session.nameserver if session.nameserver_written else None
         if name in suite.OWN_CLUSTER_ONLY:
             nameserver = None
-        place = suite.Place(nameserver, data, brokers, replicas)
+        place = suite.Place(nameserver, data, brokers, replicas, keep_topics)
         return measure(session, function(**options), place, name)[1]
 
     command.__doc__ = function.__doc__
@@ -77,10 +87,20 @@ def measure(
 ) -> tuple[Report, Exit]:
     """Runs a benchmark and prints what it found."""
     people = not session.json
+    left: list[str] = []
+
+    def tell_left(text: str) -> None:
+        session.output.error(text)
+        left.append(text)
+
     tune_process()  # as sdk/README.md advises who moves many messages
     with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and data go first
         report = suite.run(
-            name, parameters, place, before=lambda r: r.print_parameters() if people else None
+            name,
+            parameters,
+            place,
+            before=lambda r: r.print_parameters() if people else None,
+            tell_left=tell_left,
         )
     if people:
         report.print_figures()
@@ -88,7 +108,7 @@ def measure(
         report.print_json()
     for fault in report.faults:
         session.output.note(f"FAILED: {fault}")
-    return report, Exit.FAILED if report.faults else Exit.OK
+    return report, Exit.FAILED if report.faults or left else Exit.OK
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

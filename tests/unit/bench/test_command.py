@@ -1,7 +1,10 @@
 """Which cluster `duemq bench` measures."""
 
+import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -9,6 +12,7 @@ from click.testing import CliRunner
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
 from duemq_server.bench import suite
+from duemq_server.bench.harness.results import Report
 from duemq_server.bench.harness.target import target
 
 
@@ -22,7 +26,7 @@ def test_only_a_cluster_that_is_written_gets_its_messages(
 ) -> None:
     places: list[suite.Place] = []
 
-    def run(bench: str, parameters: object, place: suite.Place, before: object) -> None:
+    def run(bench: str, parameters: object, place: suite.Place, **_: object) -> None:
         places.append(place)
         raise OSError
 
@@ -34,7 +38,7 @@ def test_only_a_cluster_that_is_written_gets_its_messages(
 
 
 def test_a_sigterm_lets_it_remove_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(bench: str, parameters: object, place: suite.Place, before: object) -> None:
+    def run(bench: str, parameters: object, place: suite.Place, **_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(suite, "run", run)
@@ -43,6 +47,28 @@ def test_a_sigterm_lets_it_remove_what_it_made(monkeypatch: pytest.MonkeyPatch) 
         assert CliRunner().invoke(cli, ["bench", "send"]).exit_code == Exit.INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, default)
+
+
+def test_what_it_leaves_elsewhere_is_told_and_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(
+        bench: str,
+        parameters: dict[str, Any],
+        place: suite.Place,
+        before: object,
+        tell_left: Callable[[str], None],
+    ) -> Report:
+        if not place.keep_topics:
+            tell_left("topic t is left")
+        return Report(bench, parameters, {"lost": 0})
+
+    monkeypatch.setattr(suite, "run", run)
+    command = ["--nameserver", "ns:1", "bench", "send", "--json"]
+    told = CliRunner().invoke(cli, command)
+    assert told.exit_code == Exit.FAILED
+    error, report = map(json.loads, told.stdout.splitlines())
+    assert error["error"]["message"] == "topic t is left"
+    assert report["figures"] == {"lost": 0}
+    assert CliRunner().invoke(cli, [*command, "--keep-topics"]).exit_code == Exit.OK
 
 
 def test_its_folder_is_made(tmp_path: Path) -> None:
