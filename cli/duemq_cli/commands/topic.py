@@ -193,8 +193,8 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
     if pending:
         session.output.note(
             f"{pending:,}{' or more' if unknown else ''} delayed messages wait for it:"
-            f" `duemq timer move --topic {name} --to-topic TOPIC` lets them go elsewhere (those with"
-            f" a timer key stay), `duemq timer cancel --topic {name} --all` takes them away"
+            f" `duemq timer move --topic {name} --to-topic TOPIC` lets them go elsewhere (those"
+            f" with a timer key stay), `duemq timer cancel --topic {name} --all` cancels them"
         )
     elif unknown:
         session.output.note(f"whether delayed messages wait for it is not known: {unknown}")

@@ -19,9 +19,7 @@ AWAY = PartialAnswer(
 NOTHING_KNOWN = PartialAnswer(AWAY.message, missing=AWAY.missing, partial=[TimerCount("orders")])
 
 
-def delete(
-    monkeypatch: pytest.MonkeyPatch, pending: int | DuemqError, *options: str
-) -> Result:
+def delete(monkeypatch: pytest.MonkeyPatch, pending: int | DuemqError, *options: str) -> Result:
     class Deleting:
         """A cluster with so many delayed messages of the topic."""
 

@@ -13,7 +13,7 @@ from duemq_cli.exits import Exit
 
 
 class Holding:
-    """A cluster that knows the topic `orders`; whether it has `away` only a lost broker can tell."""
+    """A cluster that knows the topic `orders`; of `away` only a lost broker could tell."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -41,7 +41,9 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(topic: str, *more: str) -> Result:
-    told = CliRunner().invoke(cli, ["--nameserver", "ns:1", "timer", "hold", "--topic", topic, *more])
+    told = CliRunner().invoke(
+        cli, ["--nameserver", "ns:1", "timer", "hold", "--topic", topic, *more]
+    )
     assert told.exit_code == Exit.OK, told.output
     assert told.stdout
     return told
