@@ -190,8 +190,11 @@ def test_every_command_waits_no_longer_than_it_is_told(
     assert "within 0.5 s" in result.stderr
 
 
-def test_an_address_with_a_scheme_is_refused_at_once() -> None:
-    result = run("topic", "list", "--nameserver", "http://localhost:9876")
+@pytest.mark.parametrize(
+    "command", [("topic", "list"), ("replica", "status", "broker-0")], ids=" ".join
+)
+def test_an_address_with_a_scheme_is_refused_at_once(command: tuple[str, ...]) -> None:
+    result = run(*command, "--nameserver", "http://localhost:9876")
     assert result.exit_code == Exit.USAGE
     assert "write localhost:9876" in result.stderr
 
