@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 import click
 
 from duemq import tune_process
+from duemq.errors import Internal
 from duemq_cli import interrupts
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
 from duemq_server.bench.harness.results import Report
+from duemq_server.local_cluster import ClusterFailed
 from duemq_server.replication.settings import REPLICAS_MAX
 
 MIB = 1 << 20
@@ -40,6 +42,7 @@ def bench() -> None:
 def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     """A command whose function turns options into the benchmark's parameters."""
     name = function.__name__.replace("_", "-")
+    own_only = name in suite.OWN_CLUSTER_ONLY
 
     @click.option("--data", metavar="DIR", help="Folder for its own cluster's data.")
     @click.option(
@@ -56,9 +59,7 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         show_default=True,
         help="Of each broker of its own.",
     )
-    @click.option(
-        "--keep-topics", is_flag=True, help="Leave the topics that it makes at --nameserver."
-    )
+    @_keep_topics_option(own_only)
     @session_options
     @pass_session
     def command(
@@ -67,12 +68,13 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         data: str | None,
         brokers: int,
         replicas: int,
-        keep_topics: bool,
+        keep_topics: bool = False,
         **options: Any,
     ) -> Exit:
         # DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
         nameserver = session.nameserver if session.nameserver_written else None
-        if name in suite.OWN_CLUSTER_ONLY:
+        if nameserver is not None and own_only:
+            session.output.note(f"{name} measures a cluster of its own, not that of --nameserver")
             nameserver = None
         place = suite.Place(nameserver, data, brokers, replicas, keep_topics)
         return measure(session, function(**options), place, name)[1]
@@ -80,6 +82,14 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     command.__doc__ = function.__doc__
     command.__click_params__ += getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     return bench.command(name)(command)
+
+
+def _keep_topics_option(own_only: bool) -> Callable[[Any], Any]:
+    if own_only:
+        return lambda command: command
+    return click.option(
+        "--keep-topics", is_flag=True, help="Leave the topics that it makes at --nameserver."
+    )
 
 
 def measure(
@@ -94,14 +104,17 @@ def measure(
         left.append(text)
 
     tune_process()  # as sdk/README.md advises who moves many messages
-    with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and data go first
-        report = suite.run(
-            name,
-            parameters,
-            place,
-            before=lambda r: r.print_parameters() if people else None,
-            tell_left=tell_left,
-        )
+    try:
+        with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and data go first
+            report = suite.run(
+                name,
+                parameters,
+                place,
+                before=lambda r: r.print_parameters() if people else None,
+                tell_left=tell_left,
+            )
+    except ClusterFailed as error:  # its own
+        raise Internal(str(error)) from error
     if people:
         report.print_figures()
     else:

@@ -14,6 +14,7 @@ from duemq_cli.exits import Exit
 from duemq_server.bench import suite
 from duemq_server.bench.harness.results import Report
 from duemq_server.bench.harness.target import target
+from duemq_server.local_cluster import ClusterFailed
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,31 @@ def test_what_it_leaves_elsewhere_is_told_and_fails_it(monkeypatch: pytest.Monke
     assert error["error"]["message"] == "topic t is left"
     assert report["figures"] == {"lost": 0}
     assert CliRunner().invoke(cli, [*command, "--keep-topics"]).exit_code == Exit.OK
+
+
+def test_who_names_a_cluster_that_is_not_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(bench: str, parameters: object, place: suite.Place, **_: object) -> Report:
+        assert place.nameserver is None
+        return Report(bench, {}, {"restart_s": 1.0})
+
+    monkeypatch.setattr(suite, "run", run)
+    told = CliRunner().invoke(cli, ["--nameserver", "ns:1", "bench", "restart"])
+    assert told.exit_code == Exit.OK
+    assert "restart measures a cluster of its own, not that of --nameserver" in told.stderr
+    assert CliRunner().invoke(cli, ["bench", "restart"]).stderr == ""
+    assert "--keep-topics" not in CliRunner().invoke(cli, ["bench", "restart", "--help"]).stdout
+
+
+def test_a_cluster_of_its_own_that_does_not_come_up_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise ClusterFailed("broker-0 did not come up:\n  no space")
+
+    monkeypatch.setattr(suite, "run", run)
+    told = CliRunner().invoke(cli, ["bench", "send"])
+    assert told.exit_code == Exit.FAILED
+    assert told.stderr == "duemq: broker-0 did not come up: no space\n"
 
 
 def test_its_folder_is_made(tmp_path: Path) -> None:
