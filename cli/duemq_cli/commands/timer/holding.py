@@ -9,7 +9,7 @@ import click
 from duemq import Admin
 from duemq.descriptions import HeldTimers, ResumePolicy
 from duemq.errors import DuemqError, TopicNotFound
-from duemq_cli import completion
+from duemq_cli import completion, times
 from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
@@ -62,7 +62,7 @@ def hold(session: Session, /, topic: str, key_prefix: str, dry_run: bool) -> Exi
 
 
 @click.command()
-@click.argument("older_than", metavar="[TIME]", required=False)
+@click.argument("older_than", metavar="[TIME]", required=False, callback=times.delay)
 @_topic
 @key_prefix_option
 @click.option(
@@ -98,6 +98,8 @@ def resume(
       duemq timer resume --topic reminders
       duemq timer resume --topic reminders --policy drop-older-than 2h
     """
+    if (older_than is None) == (_POLICIES[policy] is ResumePolicy.DROP_OLDER_THAN):
+        raise click.UsageError("TIME goes with --policy drop-older-than, and that with TIME.")
     if not dry_run:
         session.changes()
     with session.admin() as admin:

@@ -88,11 +88,11 @@ def test_a_message_id_is_the_producers_affair(message_id: str) -> None:
     message = message_pb2.Record(body=b"b", message_id=message_id)
     records = message_pb2.RecordBatch(records=[message]).SerializeToString()
     sizes, tags, keys = derive_columns(records, 1)
-    for given in (
+    for sent in (
         FakeBatch(records=records),
         FakeBatch(records=records, sizes=sizes, tag_hashes=tags, key_hashes=keys),
     ):
-        assert checked(given).records == records
+        assert checked(sent).records == records
 
 
 @given(st.binary(min_size=1, max_size=200))
