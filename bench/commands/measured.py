@@ -80,7 +80,7 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         return measure(session, function(**options), place, name)[1]
 
     command.__doc__ = function.__doc__
-    command.__click_params__ += getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    command.__click_params__ += getattr(function, "__click_params__", [])
     return bench.command(name)(command)
 
 
