@@ -23,8 +23,12 @@ def held_back() -> Iterator[None]:
 
 
 def begin() -> None:
-    """From here on Ctrl-C ends the process at once; nothing is there to be put away."""
-    signal.signal(signal.SIGINT, _end)
+    """From here on Ctrl-C ends the process at once; nothing is there to be put away.
+
+    Not where it is ignored, as in the background of a shell.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 

@@ -160,6 +160,7 @@ class Interrupted:
         if name == "duemq_analytics.source_bench":
             signal.raise_signal(signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupted())
 sys.argv[1:] = ["report", "--help"]
 runpy.run_module("duemq_analytics", run_name="__main__", alter_sys=True)
@@ -176,13 +177,24 @@ def test_ctrl_c_while_a_job_is_loaded_ends_it_without_a_word():
 def test_once_it_is_loaded_ctrl_c_is_an_exception_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("nothing was put away"))
     monkeypatch.setattr(command, "_report", lambda *_: signal.raise_signal(signal.SIGINT))
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         loading.begin()
         assert command.main(["report", "--output", str(tmp_path)]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "trace report: interrupted\n"
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it is ignored"))
+    monkeypatch.setattr(command, "_report", lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        loading.begin()
+        assert command.main(["report", "--output", str(tmp_path)]) is None  # what the stub answers
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_waits_for_the_interpreter_of_the_job(tmp_path, monkeypatch):
