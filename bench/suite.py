@@ -71,6 +71,8 @@ class Place:
     brokers: int = 1
     replicas: int = 1
     """Of each broker."""
+    keep_topics: bool = False
+    """Of a cluster that is not ours."""
 
 
 def run(
@@ -78,8 +80,12 @@ def run(
     parameters: dict[str, Any],
     place: Place,
     before: Callable[[Report], None] = lambda report: None,
+    tell_left: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Runs one benchmark; `before` is shown the report when its parameters are known."""
+    """Runs one benchmark; `before` is shown the report when its parameters are known.
+
+    `tell_left` is told what stays at a cluster that is not ours, and should not.
+    """
     if place.nameserver is None:
         checks.at_most("min_insync", parameters.get("min_insync", 0), place.replicas)
     given = [name for name in BROKER_SETTINGS if name in parameters]
@@ -90,6 +96,8 @@ def run(
         brokers=place.brokers,
         replicas=place.replicas,
         flags=flags,
+        keep_topics=place.keep_topics,
+        tell_left=tell_left,
     ) as measured:
         where: dict[str, Any] = {"nameserver": measured.nameserver}
         if measured.cluster is not None:

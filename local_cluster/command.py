@@ -124,6 +124,10 @@ def up(
       duemq up --data ./data --brokers 1 --replicas 3
       duemq up --data ./data --listen 0.0.0.0 --advertise build-7.lan --metrics
     """
+    if session.nameserver_written:
+        session.output.note(
+            "`up` starts a nameserver of its own, see --port: --nameserver is not it"
+        )
     # Not an Event: a signal may come in its `wait` while that holds the lock that `set` takes.
     stop: SimpleQueue[None] = SimpleQueue()
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 
 from duemq.errors import DuemqError, InvalidArgument, Rejected, Unavailable
-from duemq.settings import Tls
+from duemq.settings import Tls, nameservers_of
 from duemq.transport import channel, status
 from duemq.v1 import nameserver_pb2, stubs
 from duemq_server.operating import groups
@@ -25,9 +25,9 @@ class Asking:
     """Asks within `timeout_s` each.  Raises DuemqErrors."""
 
     def __init__(self, nameservers: str, timeout_s: float, tls: Tls | None) -> None:
-        """`nameservers`: HOST:PORT, comma-separated."""
+        """`nameservers`: HOST[:PORT], comma-separated.  Raises InvalidArgument."""
         self._tls = tls
-        self._nameservers = [each.strip() for each in nameservers.split(",") if each.strip()]
+        self.nameservers = nameservers_of(nameservers)
         self.timeout_s = timeout_s
 
     def replica(self, target: str) -> Replica:
@@ -92,7 +92,7 @@ class Asking:
     async def _clusters(self) -> list[nameserver_pb2.Cluster]:
         """What the nameservers within reach list.  Raises Unavailable if none is."""
         answers = await asyncio.gather(
-            *map(self._cluster, self._nameservers), return_exceptions=True
+            *map(self._cluster, self.nameservers), return_exceptions=True
         )
         clusters = [each for each in answers if isinstance(each, nameserver_pb2.Cluster)]
         for error in answers:

@@ -105,7 +105,8 @@ def history(session: Session, /, group: str) -> Exit:
         shown = ({**row, "at": local_time(row["at_ms"])} for row in changes)
         session.output.table(("at", "name", "role", "epoch", "reason"), shown, empty="no changes")
         for row in silent:
-            session.output.note(f"duemq: incomplete, no answer of {row['name']}: {row['error']}")
+            named = row["name"] or row["address"]
+            session.output.note(f"duemq: incomplete, no answer of {named}: {row['error']}")
     return exit_of(rows)
 
 
@@ -142,7 +143,8 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     `duemq replica status GROUP` says which replica has the last epoch in its log and, of those, the
     longest log: adopt that one.  What only others have is lost: where one has more, or does not
     answer, it is done with --accept-loss alone.  Says what would happen and asks; without a
-    terminal it is done with --yes alone.  With --json, an object: group, name, address, done, text.
+    terminal it is done with --yes alone.  With --json, an object: group, name, address, done, text;
+    remedy, where nothing was done.
 
     \b
     Examples:

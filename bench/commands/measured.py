@@ -10,11 +10,13 @@ from typing import Any, NoReturn
 import click
 
 from duemq import tune_process
+from duemq.errors import Internal
 from duemq_cli import interrupts
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.bench import suite
 from duemq_server.bench.harness.results import Report
+from duemq_server.local_cluster import ClusterFailed
 from duemq_server.replication.settings import REPLICAS_MAX
 
 MIB = 1 << 20
@@ -24,7 +26,8 @@ MIB = 1 << 20
 def bench() -> None:
     """Measure a cluster: throughput, latency, groups, timers, restart, failover, idle cost.
 
-    Each starts a cluster of its own (and removes it) unless told which by --nameserver, prints its
+    Each starts a cluster of its own (and removes it) unless told which by --nameserver, where it
+    removes the topics that it makes, also after Ctrl-C (--keep-topics: leaves them), prints its
     parameters first, measures its floor in the same run (the bare disk, no queue), counts what
     arrived, and fails if anything was lost, came twice or came early.  Those that kill or weigh
     processes do so with a cluster of their own alone.
@@ -39,6 +42,7 @@ def bench() -> None:
 def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
     """A command whose function turns options into the benchmark's parameters."""
     name = function.__name__.replace("_", "-")
+    own_only = name in suite.OWN_CLUSTER_ONLY
 
     @click.option("--data", metavar="DIR", help="Folder for its own cluster's data.")
     @click.option(
@@ -55,21 +59,37 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         show_default=True,
         help="Of each broker of its own.",
     )
+    @_keep_topics_option(own_only)
     @session_options
     @pass_session
     def command(
-        session: Session, /, data: str | None, brokers: int, replicas: int, **options: Any
+        session: Session,
+        /,
+        data: str | None,
+        brokers: int,
+        replicas: int,
+        keep_topics: bool = False,
+        **options: Any,
     ) -> Exit:
         # DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
         nameserver = session.nameserver if session.nameserver_written else None
-        if name in suite.OWN_CLUSTER_ONLY:
+        if nameserver is not None and own_only:
+            session.output.note(f"{name} measures a cluster of its own, not that of --nameserver")
             nameserver = None
-        place = suite.Place(nameserver, data, brokers, replicas)
+        place = suite.Place(nameserver, data, brokers, replicas, keep_topics)
         return measure(session, function(**options), place, name)[1]
 
     command.__doc__ = function.__doc__
-    command.__click_params__ += getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    command.__click_params__ += getattr(function, "__click_params__", [])
     return bench.command(name)(command)
+
+
+def _keep_topics_option(own_only: bool) -> Callable[[Any], Any]:
+    if own_only:
+        return lambda command: command
+    return click.option(
+        "--keep-topics", is_flag=True, help="Leave the topics that it makes at --nameserver."
+    )
 
 
 def measure(
@@ -77,18 +97,31 @@ def measure(
 ) -> tuple[Report, Exit]:
     """Runs a benchmark and prints what it found."""
     people = not session.json
+    left: list[str] = []
+
+    def tell_left(text: str) -> None:
+        session.output.error(text)
+        left.append(text)
+
     tune_process()  # as sdk/README.md advises who moves many messages
-    with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and data go first
-        report = suite.run(
-            name, parameters, place, before=lambda r: r.print_parameters() if people else None
-        )
+    try:
+        with interrupts.handled(signal.SIGTERM, _interrupt):  # its cluster and data go first
+            report = suite.run(
+                name,
+                parameters,
+                place,
+                before=lambda r: r.print_parameters() if people else None,
+                tell_left=tell_left,
+            )
+    except ClusterFailed as error:  # its own
+        raise Internal(str(error)) from error
     if people:
         report.print_figures()
     else:
         report.print_json()
     for fault in report.faults:
         session.output.note(f"FAILED: {fault}")
-    return report, Exit.FAILED if report.faults else Exit.OK
+    return report, Exit.FAILED if report.faults or left else Exit.OK
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from duemq import Admin
+from duemq.descriptions import TimerCount
+from duemq.errors import DuemqError, GroupNotFound, PartialAnswer, TopicNotFound
 from duemq_server.local_cluster import EmbeddedCluster
 
 QUEUES_DEFAULT = 4
@@ -22,10 +25,13 @@ class Target:
     nameserver: str
     directory: Path
     cluster: EmbeddedCluster | None = None
+    topics: list[str] = field(default_factory=list)
+    """Those that were made, or may have been."""
 
     def new_topic(self, purpose: str, queues: int = QUEUES_DEFAULT) -> str:
         """A fresh topic, so that runs do not see one another's messages."""
         name = f"bench-{purpose}-{secrets.token_hex(4)}"
+        self.topics.append(name)
         with Admin(self.nameserver) as admin:
             admin.create_topic(name, queues=queues)
         return name
@@ -45,15 +51,61 @@ def target(
     brokers: int = 1,
     replicas: int = 1,
     flags: Mapping[str, Sequence[str]] | None = None,
+    keep_topics: bool = False,
+    tell_left: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Target]:
-    """The cluster at `nameserver`; None: one of our own, with its data in a folder that goes."""
+    """The cluster at `nameserver`; None: one of our own, with its data in a folder that goes.
+
+    From a cluster that is not ours the topics that were made are taken away, unless they are to be
+    kept; `tell_left` is told which could not be.
+    """
     if directory is not None:
         Path(directory).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="duemq-bench-", dir=directory) as scratch:
         if nameserver is not None:
-            yield Target(nameserver, Path(scratch))
+            found = Target(nameserver, Path(scratch))
+            try:
+                yield found
+            finally:  # also after Ctrl-C: nobody else knows what is ours
+                if found.topics and not keep_topics:
+                    _remove(nameserver, found.topics, tell_left)
             return
         with EmbeddedCluster(
             Path(scratch) / "cluster", brokers=brokers, replicas=replicas, flags=flags
         ) as cluster:
             yield Target(cluster.nameserver, Path(scratch), cluster)
+
+
+def _remove(nameserver: str, topics: Sequence[str], tell_left: Callable[[str], None]) -> None:
+    left = dict.fromkeys(topics, "interrupted")
+    try:
+        with Admin(nameserver) as admin:
+            for topic in topics:
+                try:
+                    _remove_one(admin, topic)
+                    del left[topic]
+                except DuemqError as error:
+                    left[topic] = str(error)
+    except DuemqError as error:
+        left = dict.fromkeys(topics, str(error))
+    finally:
+        for topic, reason in left.items():
+            tell_left(f"topic {topic} is left, with its group: {reason}")
+
+
+def _remove_one(admin: Admin, topic: str) -> None:
+    """With its delayed messages, which would wait for it for ever, and the group that read it."""
+    if _pending(admin, topic):
+        admin.cancel_pending(topic)
+    with suppress(TopicNotFound):
+        admin.delete_topic(topic)
+    with suppress(GroupNotFound):
+        admin.delete_group(f"{topic}-group")  # as each of them names it
+
+
+def _pending(admin: Admin, topic: str) -> int:
+    try:
+        counts = admin.count_timers(topic)
+    except PartialAnswer as error:  # there may be no timer service
+        counts = cast(list[TimerCount], error.partial or [])
+    return sum(each.pending for each in counts)

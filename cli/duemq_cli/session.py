@@ -254,6 +254,13 @@ def yes_option(command: F) -> F:
     )(command)
 
 
+def if_not_exists_option(command: F) -> F:
+    """Adds `--if-not-exists` to a command that makes something."""
+    return click.option(
+        "--if-not-exists", is_flag=True, help="Do nothing, and succeed, if it is there."
+    )(command)
+
+
 def confirmed(
     session: Session, question: str, *, yes: bool, missing: Sequence[MissingBroker] = ()
 ) -> bool:

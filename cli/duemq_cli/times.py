@@ -86,8 +86,9 @@ def delay_level(context: click.Context, param: click.Parameter, value: int | Non
 def _no(
     value: str, param: click.Parameter, what: str, rule: str, field: str | None = None
 ) -> InvalidArgument:
+    written = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
     return InvalidArgument(
-        f"{param.opts[-1]} {value!r} is no {what}: {rule}",
+        f"{written.strip('[]')} {value!r} is no {what}: {rule}",
         field=field or param.name or "",
         value=value,
         limit=rule,

@@ -275,6 +275,7 @@ def test_the_charts_readme_names_every_value():
         ({"tracing": {"otlp": {"endpoint": "collector:4317"}}}, "endpoint"),
         ({"tracing": {"otlp": {"headersSecret": {"name": "a/b"}}}}, "name"),
         ({"tracing": {"exporter": "otlp"}}, "exporter"),
+        ({"traces": {"skipLost": "yes"}}, "skipLost"),
         ({"broker": {"replicasPerBroker": 0}}, "replicasPerBroker"),
         ({"timerService": {"replicasPerShard": 8}}, "replicasPerShard"),
         ({"timerService": {"shards": 0}}, "shards"),
@@ -514,7 +515,7 @@ def test_one_job_lands_and_one_reports_on_the_same_volume(helm4):
     folder = "/var/lib/duemq-traces"
     assert lands["image"] == reports["image"] == "registry.example.org:5000/duemq-traces:1.2"
     assert [arguments(each) for each in (lands, compacts, reports)] == [
-        {"run": "land", "output": folder, "every": 30.0},
+        {"run": "land", "output": folder, "every": 30.0, "skip_lost": True},
         {"run": "compact", "lake": folder, "keep": timedelta(days=90)},
         {"run": "report", "lake": folder, "since": timedelta(days=7)},
     ]
@@ -533,11 +534,21 @@ def test_without_a_landing_job_the_report_lands_first(helm4):
     assert "affinity" not in pod["spec"]
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_whoever_lands_goes_on_where_messages_are_lost_if_it_is_told(helm4, skips):
+    report = {"report": {"enabled": True}, "skipLost": skips}
+    objects = helm4.template(overrides={"traces": report})
+    pod = find(objects, "CronJob", "-trace-report")["spec"]["jobTemplate"]["spec"]["template"]
+    lands, compacts = pod["spec"]["initContainers"]
+    assert arguments(lands)["skip_lost"] is skips
+    assert "--skip-lost" not in [*compacts["args"], *pod["spec"]["containers"][0]["args"]]
+
+
 def arguments(container):
     """What the command in a container reads."""
     read = vars(command._parser().parse_args(container["args"]))
     assert container["command"] == ["python", "-m", "duemq_analytics"]
     wanted = {name: read[name] for name in ("every", "keep", "since", "lake") if read.get(name)}
     if read["command"] == "land":
-        wanted["output"] = read["output"]
+        wanted |= {name: read[name] for name in ("output", "skip_lost")}
     return {"run": read["command"], **wanted}

@@ -264,7 +264,7 @@ def test_a_group_has_retries_of_its_own(nameserver: str) -> None:
             "retry_exponential": None,
         }
     ]
-    assert duemq(nameserver, "group", "create", group).returncode == Exit.USAGE
+    assert duemq(nameserver, "group", "create", group).returncode == Exit.FAILED
     [changed] = rows(duemq(nameserver, "group", "update", group, "--retries-max", "3", "--json"))
     assert (changed["retries_max"], changed["retry_delays_ms"]) == (3, [1_000, 60_000])
     growing = ("--exponential", "5s", "2", "2h")

@@ -131,7 +131,7 @@ async def test_a_shard_that_is_away_makes_the_answer_partial(
         options = ("--topic", TOPIC, "--json")
         done = await run(cluster.nameserver, "timer", "hold", *options)
         assert done.exit_code == Exit.PARTIAL
-        assert rows(done)[0] == {"count": 0, "was_held": True}
+        assert rows(done)[0] == {"count": 0, "was_held": True, "topic_known": True}
         assert rows(done)[-1]["missing_brokers"][0]["broker"] == "timer shard 1"
         resume = await run(cluster.nameserver, "timer", "resume", *options, "--dry-run")
         assert resume.exit_code == Exit.PARTIAL

@@ -19,6 +19,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from duemq_analytics import loading
+
+if __name__ == "__main__":
+    loading.begin()  # before what takes a second to load
+
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Rejected, TopicNotFound
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.settings import default_nameserver
@@ -56,8 +61,10 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; answers the exit code."""
     arguments = _parser().parse_args(argv)
-    scratch = Path(tempfile.mkdtemp(prefix="duemq-spark-"))
+    scratch: Path | None = None
     try:
+        loading.over()
+        scratch = Path(tempfile.mkdtemp(prefix="duemq-spark-"))
         code: int = arguments.run(arguments, scratch)
         return code
     except InvalidArgument as error:
@@ -72,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed(arguments, INTERRUPTED, 130)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _parser() -> argparse.ArgumentParser:

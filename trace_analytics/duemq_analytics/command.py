@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from duemq_analytics import loading
 from duemq_analytics.options import OFFSETS_PER_TRIGGER_LIMIT
 from duemq_analytics.show_command import show
 from duemq_cli import times
@@ -146,4 +147,5 @@ def _job(session: Session, name: str, arguments: list[str]) -> int:
     # Neither the job nor Spark's workers may import what lies in the current folder.
     environment = {**session.environment(), "PYTHONSAFEPATH": "1"}
     sys.stdout.flush()
-    return os.execve(sys.executable, command, environment)
+    with loading.held_back():
+        return os.execve(sys.executable, command, environment)

@@ -135,7 +135,11 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
 @click.option("--new", is_flag=True, help="Of these, only those that were not sent again.")
 @_limit(None)
 @click.option(
-    "--to", "to_topic", metavar="TOPIC", help="Where to; without, where each was sent to first."
+    "--to",
+    "to_topic",
+    metavar="TOPIC",
+    shell_complete=completion.topics,
+    help="Where to; without, where each was sent to first.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be sent again.")
 @quiet_option

@@ -17,7 +17,15 @@ from duemq.protocol.retry_policy import RETRIES_MAX, RetryPolicy
 from duemq_cli import completion
 from duemq_cli.commands import offsets
 from duemq_cli.exits import Exit
-from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
+from duemq_cli.session import (
+    Session,
+    confirmed,
+    if_not_exists_option,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
 from duemq_cli.text import age, duration, exact_duration, local_time
 
 NOTHING_CHANGED = "nothing was changed"
@@ -268,6 +276,7 @@ def policy_options(command: F) -> F:
 @group.command()
 @click.argument("name")
 @policy_options
+@if_not_exists_option
 @session_options
 @pass_session
 def create(
@@ -277,13 +286,15 @@ def create(
     retries_max: int | None,
     delays: str | None,
     exponential: tuple[str, float, str] | None,
-) -> None:
+    if_not_exists: bool,
+) -> Exit:
     """Make the group NAME at every broker, before its first member comes.
 
     Groups need not be made, unless brokers run with auto_create_groups off; but so they can have
     retries of their own, or a place to start from (`duemq group reset`).  What is not given is as
-    the brokers are set.  While a broker is away nothing is made (exit code 3).  With --json: group,
-    retries_max, retry_delays_ms, retry_exponential.
+    the brokers are set.  While a broker is away nothing is made (exit code 3).  The exit code is 1
+    if the group is there.  With --if-not-exists it is 0 then, and what is there is printed: it is
+    not changed.  With --json: group, retries_max, retry_delays_ms, retry_exponential.
 
     \b
     Examples:
@@ -295,17 +306,18 @@ def create(
         session.changes()
         groups, missing = known(admin.groups)
         if any(each.name == name for each in groups):
-            raise InvalidArgument(
-                f"group {name!r} exists: `duemq group update` changes it",
-                field="name",
-                value=name,
-                limit="a new name",
-            )
+            if not if_not_exists:  # 1, as of `topic create`: there is nothing wrong with the name
+                text = f"group {name!r} exists: `duemq group update` changes it"
+                session.output.error(InvalidArgument(text, field="name", value=name))
+                return Exit.FAILED
+            _told(session, name, admin.describe_group(name).retry or RetryPolicy())
+            return Exit.OK
         refuse_missing(missing, NOTHING_CHANGED)
         policy = admin.put_group(
             name, retries_max=retries_max, retry_delays=delays, exponential=exponential
         )
     _told(session, name, policy)
+    return Exit.OK
 
 
 @group.command()

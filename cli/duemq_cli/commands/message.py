@@ -53,8 +53,9 @@ def find(session: Session, /, topic: str, **wanted: Any) -> Exit:
     --limit, those first in their queues are printed.  TIME is RFC 3339 with a time zone, epoch
     milliseconds, or how long ago: -1h, -2d.
 
-    The exit code is 5 if a broker is away, or did not answer to the end within --timeout (60 s).
-    With --json, lines as of `duemq consume`, and {missing_brokers}, [{broker, error}].
+    The exit code is 4 if there is no such topic, or none with this --id; 5 if a broker is away, or
+    did not answer to the end within --timeout (60 s).  With --json, lines as of `duemq consume`,
+    and {missing_brokers}, [{broker, error}].
 
     \b
     Examples:
@@ -76,7 +77,9 @@ def find(session: Session, /, topic: str, **wanted: Any) -> Exit:
     if found.more:
         output.note(f"there are more than {wanted['limit']}: narrow the range, or raise --limit")
     output.missing(found.missing)
-    return Exit.PARTIAL if found.missing else Exit.OK
+    if found.missing:
+        return Exit.PARTIAL
+    return Exit.NOT_FOUND if wanted["message_id"] and not found.messages else Exit.OK
 
 
 def _row(each: Message) -> dict[str, Any]:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import click
 
+from duemq import Admin
+from duemq.descriptions import TimerCount, TopicSummary
+from duemq.errors import DuemqError, PartialAnswer, TopicExists
 from duemq.protocol.limits import QUEUES_MAX
 from duemq_cli import completion
 from duemq_cli.commands import purge
 from duemq_cli.exits import Exit
-from duemq_cli.session import Session, confirmed, known, pass_session, session_options, yes_option
+from duemq_cli.output import one_line
+from duemq_cli.session import (
+    Session,
+    confirmed,
+    if_not_exists_option,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
 from duemq_cli.text import local_time
 
 
@@ -32,6 +46,7 @@ def topic() -> None:
     help="Largest body; 0: the broker's default.",
 )
 @click.option("--broker", "brokers", multiple=True, help="Only on this one; may be repeated.")
+@if_not_exists_option
 @session_options
 @pass_session
 def create(
@@ -41,11 +56,13 @@ def create(
     queues: int,
     message_bytes_max: int,
     brokers: tuple[str, ...],
+    if_not_exists: bool,
 ) -> None:
     """Make the topic NAME on every broker.  Brokers make topics by themselves at the first send.
 
     One that is lost gets no queues, which the answer shows by its brokers: say the same again when
-    it is back.
+    it is back.  The exit code is 1 if no broker lacks the topic.  With --if-not-exists it is 0
+    then, and what is there is printed: it is not changed.
 
     With --json: topic, queues, message_bytes_max, brokers.
 
@@ -56,9 +73,15 @@ def create(
     """
     session.changes()
     with session.admin() as admin:
-        made = admin.create_topic(
-            name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
-        )
+        try:
+            made = admin.create_topic(
+                name, queues=queues, message_bytes_max=message_bytes_max, brokers=brokers or None
+            )
+        except TopicExists:
+            there = _there(admin, name) if if_not_exists else None
+            if there is None:
+                raise
+            made = there
     row = {
         "topic": made.name,
         "queues": made.queues,
@@ -67,6 +90,11 @@ def create(
     }
     where = ", ".join(made.brokers)
     session.output.record(row, f"topic {made.name}: {made.queues} queues on {where}")
+
+
+def _there(admin: Admin, name: str) -> TopicSummary | None:
+    found, _ = known(lambda: admin.topics(system=True))
+    return next((each for each in found if each.name == name), None)
 
 
 @topic.command("list")
@@ -150,17 +178,41 @@ def show(session: Session, /, name: str) -> Exit:
 def delete(session: Session, /, name: str, yes: bool) -> Exit:
     """Delete NAME and its messages on every broker.
 
-    The exit code is 5 if a broker is away: delete it again when that is back.  With --json: topic,
-    deleted; and {missing_brokers}.
+    Delayed messages that are pending of it are kept, and wait for it: how many is said, and what
+    can be done.  The exit code is 5 if a broker is away: delete it again when that is back.  With
+    --json: topic, deleted, pending (delayed messages; null: not known); and {missing_brokers}.
     """
     if not confirmed(session, f"Delete topic {name} and its messages?", yes=yes):
         return Exit.FAILED
     session.changes()
     with session.admin() as admin:
         _, missing = known(lambda: admin.delete_topic(name))
-    session.output.record({"topic": name, "deleted": True}, f"topic {name} deleted")
+        pending, unknown = _pending(admin, name)
+    row = {"topic": name, "deleted": True, "pending": None if unknown else pending}
+    session.output.record(row, f"topic {name} deleted")
+    if pending:
+        session.output.note(
+            f"{pending:,}{' or more' if unknown else ''} delayed messages wait for it:"
+            f" `duemq timer move --topic {name} --to-topic TOPIC` lets them go elsewhere (those"
+            f" with a timer key stay), `duemq timer cancel --topic {name} --all` cancels them"
+        )
+    elif unknown:
+        session.output.note(f"whether delayed messages wait for it is not known: {unknown}")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+def _pending(admin: Admin, name: str) -> tuple[int, str]:
+    """How many delayed messages are known to wait for the topic; why there may be more."""
+    try:
+        counts = admin.count_timers(name)
+    except PartialAnswer as error:
+        counts, unknown = cast(list[TimerCount], error.partial or []), one_line(error)
+    except DuemqError as error:
+        return 0, one_line(error)
+    else:
+        unknown = ""
+    return sum(each.pending for each in counts), unknown
 
 
 topic.add_command(purge.topic)

@@ -54,6 +54,9 @@ args:
   {{- if eq (first .arguments) "land" }}
   - --nameserver={{ include "duemq.nameservers" .root }}
   - --output=/var/lib/duemq-traces
+  {{- if .root.Values.traces.skipLost }}
+  - --skip-lost
+  {{- end }}
   {{- else }}
   - --lake=/var/lib/duemq-traces
   {{- end }}

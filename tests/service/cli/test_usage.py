@@ -190,8 +190,11 @@ def test_every_command_waits_no_longer_than_it_is_told(
     assert "within 0.5 s" in result.stderr
 
 
-def test_an_address_with_a_scheme_is_refused_at_once() -> None:
-    result = run("topic", "list", "--nameserver", "http://localhost:9876")
+@pytest.mark.parametrize(
+    "command", [("topic", "list"), ("replica", "status", "broker-0")], ids=" ".join
+)
+def test_an_address_with_a_scheme_is_refused_at_once(command: tuple[str, ...]) -> None:
+    result = run(*command, "--nameserver", "http://localhost:9876")
     assert result.exit_code == Exit.USAGE
     assert "write localhost:9876" in result.stderr
 
@@ -213,6 +216,10 @@ def test_an_address_with_a_scheme_is_refused_at_once() -> None:
         (("message", "find", "t", "--since", "x"), "--since 'x' is no time: RFC 3339"),
         (("dlq", "list", "g", "--until", "x"), "--until 'x' is no time: RFC 3339"),
         (("group", "reset", "g", "--topic", "t", "--to", "x"), "--to 'x' is no time: earliest"),
+        (
+            ("timer", "resume", "soon", "--topic", "t", "--policy", "drop-older-than"),
+            "TIME 'soon' is no delay: 250ms, 5s, 1h30m",
+        ),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
@@ -242,6 +249,13 @@ def test_one_of_two_is_asked_for_by_name(
         result = run(*command, *given)
         assert result.exit_code == Exit.USAGE
         assert f"Give one of {one[0]} and {other[0]}." in result.stderr
+
+
+@pytest.mark.parametrize("given", [("--policy", "drop-older-than"), ("2h",)], ids=" ".join)
+def test_how_old_is_too_old_is_said_with_its_policy_alone(given: tuple[str, ...]) -> None:
+    result = run("timer", "resume", "--topic", "t", *given)
+    assert result.exit_code == Exit.USAGE
+    assert "TIME goes with --policy drop-older-than, and that with TIME." in result.stderr
 
 
 def test_contexts_are_used_where_no_address_is_given(

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 
 from duemq.errors import InvalidArgument, Rejected
 from duemq_analytics import __main__ as command
-from duemq_analytics import failures, lake_commands, output, session
+from duemq_analytics import failures, lake_commands, loading, output, session
 from duemq_analytics.command import trace
 from duemq_analytics.progress import Progress, bar
 
@@ -148,6 +150,62 @@ def test_ctrl_c_ends_a_job_in_a_line(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.err == "trace report: interrupted\n"
     assert json.loads(said.out) == {"error": {"code": "INTERRUPTED", "message": "interrupted"}}
+
+
+LOADED = """
+import runpy, signal, sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "duemq_analytics.source_bench":
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupted())
+sys.argv[1:] = ["report", "--help"]
+runpy.run_module("duemq_analytics", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_ctrl_c_while_a_job_is_loaded_ends_it_without_a_word():
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_once_it_is_loaded_ctrl_c_is_an_exception_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("nothing was put away"))
+    monkeypatch.setattr(command, "_report", lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        loading.begin()
+        assert command.main(["report", "--output", str(tmp_path)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "trace report: interrupted\n"
+
+
+def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it is ignored"))
+    monkeypatch.setattr(command, "_report", lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        loading.begin()
+        assert command.main(["report", "--output", str(tmp_path)]) is None  # what the stub answers
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_for_the_interpreter_of_the_job(tmp_path, monkeypatch):
+    def waits():
+        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    became = []
+    monkeypatch.setattr(os, "execve", lambda *_: became.append(waits()))
+    CliRunner().invoke(trace, ["report", "--output", str(tmp_path)], catch_exceptions=False)
+    assert became == [True]
+    assert not waits()  # it could not become one
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "1.5", "1000000001", "x"])

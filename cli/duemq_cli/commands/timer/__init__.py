@@ -11,6 +11,7 @@ import click
 from duemq.administering.timer_shards import no_owner
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
 from duemq.errors import DuemqError, MissingBroker, PartialAnswer
+from duemq_cli import completion
 from duemq_cli.commands.timer.changing import cancel, fire, move, reschedule, shift
 from duemq_cli.commands.timer.holding import hold, holds, resume
 from duemq_cli.commands.timer.prefixes import key_prefix_option
@@ -37,7 +38,7 @@ timer.add_command(holds)
 
 
 @timer.command()
-@click.option("--topic", help="Only this topic.")
+@click.option("--topic", shell_complete=completion.topics, help="Only this topic.")
 @session_options
 @pass_session
 def count(session: Session, /, topic: str | None) -> Exit:
@@ -62,7 +63,7 @@ def count(session: Session, /, topic: str | None) -> Exit:
 
 
 @timer.command()
-@click.option("--topic", help="Only this topic.")
+@click.option("--topic", shell_complete=completion.topics, help="Only this topic.")
 @session_options
 @pass_session
 def histogram(session: Session, /, topic: str | None) -> Exit:
@@ -124,7 +125,7 @@ def _show_timers(session: Session, found: list[TimerDescription]) -> None:
 
 
 @timer.command("list")
-@click.option("--topic", required=True, help="Of this topic.")
+@click.option("--topic", required=True, shell_complete=completion.topics, help="Of this topic.")
 @key_prefix_option
 @click.option("--from", "since", metavar="TIME", callback=moment(), help="Due then or later.")
 @click.option("--to", "until", metavar="TIME", callback=moment(), help="Due before.")
@@ -190,10 +191,11 @@ def _details(timer: TimerDescription) -> dict[str, Any]:
 def owners(session: Session, /) -> Exit:
     """List who owns the queues of delayed messages, broker by broker.
 
-    A queue belongs to the data directory of the timer service that claimed it first.  With --json,
-    a line a queue: broker, queue, id, name, shard, shards, since_ms, last_seen_ms, released,
-    refused, taken_over, waiting; and one with queue null for a service that has no queue there any
-    more, and may hold what it took over before.
+    A queue belongs to the data directory of the timer service that claimed it first.  The exit code
+    is 5 if a broker is away: its queues are not in there.  With --json, a line a queue: broker,
+    queue, id, name, shard, shards, since_ms, last_seen_ms, released, refused, taken_over, waiting;
+    and one with queue null for a service that has no queue there any more, and may hold what it
+    took over before.
     """
     with session.admin() as admin:
         found, missing = known(admin.timer_owners)

@@ -6,8 +6,10 @@ import dataclasses
 
 import click
 
+from duemq import Admin
 from duemq.descriptions import HeldTimers, ResumePolicy
-from duemq_cli import completion
+from duemq.errors import DuemqError, TopicNotFound
+from duemq_cli import completion, times
 from duemq_cli.commands.timer.prefixes import key_prefix_option
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, known, pass_session, session_options
@@ -19,6 +21,7 @@ _topic = click.option(
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say how many it is about.")
 
 
+LATER = ": what is sent to it once it is made is held, too"
 _POLICIES = {each.value.replace("_", "-"): each for each in ResumePolicy}
 
 
@@ -32,9 +35,10 @@ def hold(session: Session, /, topic: str, key_prefix: str, dry_run: bool) -> Exi
     """Keep a topic's delayed messages back, or those whose timer key begins so.
 
     From then on none of them is delivered but what was on its way; sending, cancelling and all else
-    goes on.  They stay until `duemq timer resume`.  The exit code is 5 if a timer shard is away:
-    repeat it once the shard is there.  With --json: count (pending under it; null: more than can be
-    counted in time), was_held.
+    goes on.  They stay until `duemq timer resume`.  The topic need not be there yet; that no broker
+    knows it is said.  The exit code is 5 if a timer shard is away: repeat it once the shard is
+    there.  With --json: count (pending under it; null: more than can be counted in time), was_held,
+    topic_known (null: a broker is away that may know it).
 
     \b
     Examples:
@@ -47,14 +51,18 @@ def hold(session: Session, /, topic: str, key_prefix: str, dry_run: bool) -> Exi
         found, missing = known(
             lambda: admin.hold_timers(topic, key_prefix=key_prefix, dry_run=dry_run)
         )
+        is_known = _is_known(admin, topic)  # after the hold, which is urgent
     done = "would be held" if dry_run else "held"
-    session.output.record(_row(found), f"{_count(found)} {done}{_before(found, 'held before')}")
+    row = {**_row(found), "topic_known": is_known}
+    session.output.record(row, f"{_count(found)} {done}{_before(found, 'held before')}")
+    if is_known is False:
+        session.output.note(f"no broker knows topic {topic}{'' if dry_run else LATER}")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 
 @click.command()
-@click.argument("older_than", metavar="[TIME]", required=False)
+@click.argument("older_than", metavar="[TIME]", required=False, callback=times.delay)
 @_topic
 @key_prefix_option
 @click.option(
@@ -90,6 +98,8 @@ def resume(
       duemq timer resume --topic reminders
       duemq timer resume --topic reminders --policy drop-older-than 2h
     """
+    if (older_than is None) == (_POLICIES[policy] is ResumePolicy.DROP_OLDER_THAN):
+        raise click.UsageError("TIME goes with --policy drop-older-than, and that with TIME.")
     if not dry_run:
         session.changes()
     with session.admin() as admin:
@@ -127,6 +137,16 @@ def holds(session: Session, /) -> Exit:
         session.output.table(("topic", "key_prefix", "since"), shown, empty="nothing is held")
     session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
+
+
+def _is_known(admin: Admin, topic: str) -> bool | None:
+    try:
+        admin.describe_topic(topic)
+    except TopicNotFound:
+        return False
+    except DuemqError:
+        return None
+    return True
 
 
 def _resumed(found: HeldTimers, policy: ResumePolicy, *, dry_run: bool) -> str:

@@ -82,6 +82,19 @@ def test_what_protobuf_encodes_is_derived_the_same() -> None:
     assert struct.unpack("<2I", sizes) == (len(records) - 2, 2)
 
 
+@pytest.mark.parametrize("message_id", ["", "m" * 65])
+def test_a_message_id_is_the_producers_affair(message_id: str) -> None:
+    """As message.proto says: clients that send none, or a long one, are served."""
+    message = message_pb2.Record(body=b"b", message_id=message_id)
+    records = message_pb2.RecordBatch(records=[message]).SerializeToString()
+    sizes, tags, keys = derive_columns(records, 1)
+    for sent in (
+        FakeBatch(records=records),
+        FakeBatch(records=records, sizes=sizes, tag_hashes=tags, key_hashes=keys),
+    ):
+        assert checked(sent).records == records
+
+
 @given(st.binary(min_size=1, max_size=200))
 def test_bytes_that_are_no_batch_are_refused_or_understood_and_nothing_else(data: bytes) -> None:
     try:
