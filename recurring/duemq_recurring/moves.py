@@ -131,7 +131,8 @@ def _rewound(schedule: Schedule) -> State:
     cursor_ms, waiting = pending[0].at_ms - 1, {each.at_ms for each in pending}
     left_out = state.left_out
     if state.left_ms > cursor_ms:
-        until_ms = state.left_ms
+        # Later ones have not come yet: the clock was set back since, and it was resumed.
+        until_ms = min(state.left_ms, state.cursor_ms)
         passed = itertools.takewhile(
             lambda each: each.at_ms <= until_ms, schedule.occurrences.following(cursor_ms)
         )

@@ -23,6 +23,7 @@ from duemq_recurring.occurrences import CatchUp
 from duemq_recurring.schedule import (
     DELETED,
     MADE,
+    MOVED,
     Pending,
     Plan,
     Schedule,
@@ -101,9 +102,7 @@ class Schedules:
 
     def saved(self) -> list[ScheduleChange]:
         """All of them, for a checkpoint."""
-        return [
-            ScheduleChange(each.name, MADE, each.state, each.pending, each.plan) for each in self
-        ]
+        return [change for each in self for change in _saved(each)]
 
     # -- what happened ----------------------------------------------------
 
@@ -228,3 +227,12 @@ class Schedules:
             self.keep(schedule, schedule.pending[-1].due_ms + PATIENCE_MS)
             if self._wakes[0] == (schedule.wake_ms, schedule.name):
                 self.on_sooner()
+
+
+def _saved(schedule: Schedule) -> Iterator[ScheduleChange]:
+    """Older releases know nothing that is left out, and read the rest."""
+    name, state = schedule.name, schedule.state
+    known = state._replace(left_out=())
+    yield ScheduleChange(name, MADE, known, schedule.pending, schedule.plan)
+    if state.left_out:
+        yield ScheduleChange(name, MOVED, state)

@@ -11,19 +11,20 @@ leaves the whole of it or nothing.  Occurrences are not computed again from it.
 
 A change, also a schedule of a checkpoint, is
  0    1    what        1: made or changed; 2: moved on; 3: deleted
- 1    1    flags       1: paused; 2: some are left out
+ 1    1    paused
  2    2    name_length
- 4    4    plan_length    0 unless made
+ 4    4    plan_length    0 unless made, or some are left out
  8    4    record_length  0 unless made
 12    4    came           of its timers; all of them in a checkpoint
 16    8    cursor_ms      occurrences up to then wait, were stored, or are left out
 24    8    stored         messages since it was made
 32    8    left_ms        of the last one that was dispatched, or cancelled by its handle
 40   40*c  came           store_id u64, queue_id u32, zeros u32, offset i64, at_ms i64, due_ms i64
- .    8+8n  left_out       if flag 2: how many, then i64 each
  .    n    name; plan, a JSON object; record: together zero-padded to a multiple of 8
 
-The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.
+The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.  Of
+one that moved on there is a JSON list in its place, of the occurrences that are left out, if any:
+releases before do not look at it.  So a schedule of a checkpoint that has some is made and moved.
 """
 
 from __future__ import annotations
@@ -34,15 +35,13 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from duemq_recurring.occurrences import CatchUp, Recurrence
-from duemq_recurring.schedule import MADE, Pending, Plan, ScheduleChange, State
+from duemq_recurring.schedule import MADE, MOVED, Pending, Plan, ScheduleChange, State
 from duemq_recurring.wall_clock import Dst
 from duemq_server.timer_service.timers.log_entries import SourceId
 
 _HEADER = struct.Struct("<IIQ")
 _CHANGE = struct.Struct("<BBHIIIqqq")
 _PENDING = struct.Struct("<QIIqqq")
-_COUNT = struct.Struct("<q")
-PAUSED, LEFT_OUT = 1, 2
 assert (_HEADER.size, _CHANGE.size, _PENDING.size) == (16, 40, 40)
 
 
@@ -70,13 +69,12 @@ def encode_changes(changes: Iterable[ScheduleChange]) -> bytes:
 
 
 def _encode_change(change: ScheduleChange) -> bytes:
-    plan = change.plan
-    name, text = change.name.encode(), b"" if plan is None else _text_of(plan)
-    record = b"" if plan is None else plan.record
-    left_out = change.state.left_out
+    plan, left_out = change.plan, change.state.left_out
+    name, record = change.name.encode(), b"" if plan is None else plan.record
+    text = _text_of(plan) if plan is not None else _list_of(left_out)
     header = _CHANGE.pack(
         change.what,
-        change.state.paused * PAUSED | bool(left_out) * LEFT_OUT,
+        change.state.paused,
         len(name),
         len(text),
         len(record),
@@ -86,8 +84,6 @@ def _encode_change(change: ScheduleChange) -> bytes:
         change.state.left_ms,
     )
     came = [_PENDING.pack(*p.source, 0, p.offset, p.at_ms, p.due_ms) for p in change.came]
-    if left_out:
-        came.append(struct.pack(f"<{1 + len(left_out)}q", len(left_out), *left_out))
     data = b"".join((header, *came, name, text, record))
     return data + bytes(-len(data) % 8)
 
@@ -97,27 +93,23 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
     view, at, changes = memoryview(data), 0, []
     while at < len(view):
         fields = _CHANGE.unpack_from(view, at)
-        what, flags, name, plan, record, came, cursor_ms, stored, left_ms = fields
+        what, paused, name, plan, record, came, cursor_ms, stored, left_ms = fields
         pending_at = at + _CHANGE.size
-        pending_end = name_at = pending_at + _PENDING.size * came
-        left_out: tuple[int, ...] = ()
-        if flags & LEFT_OUT:
-            (count,) = _COUNT.unpack_from(view, pending_end)
-            name_at += _COUNT.size * (1 + count)
-            left_out = struct.unpack_from(f"<{count}q", view, pending_end + _COUNT.size)
+        name_at = pending_at + _PENDING.size * came
         plan_at, record_at = name_at + name, name_at + name + plan
         pending = tuple(
             Pending(SourceId(store_id, queue_id), offset, at_ms, due_ms)
             for store_id, queue_id, _, offset, at_ms, due_ms in _PENDING.iter_unpack(
-                view[pending_at:pending_end]
+                view[pending_at:name_at]
             )
         )
         text, body = bytes(view[plan_at:record_at]), bytes(view[record_at : record_at + record])
+        left_out = tuple(json.loads(text)) if text and what == MOVED else ()
         changes.append(
             ScheduleChange(
                 str(view[name_at:plan_at], "utf-8"),
                 what,
-                State(bool(flags & PAUSED), cursor_ms, stored, left_ms, left_out),
+                State(bool(paused), cursor_ms, stored, left_ms, left_out),
                 pending,
                 _plan_of(text, body) if what == MADE else None,
             )
@@ -131,6 +123,10 @@ def _text_of(plan: Plan) -> bytes:
     fields = dataclasses.asdict(plan)
     del fields["record"]
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _list_of(left_out: Sequence[int]) -> bytes:
+    return json.dumps(left_out, separators=(",", ":")).encode() if left_out else b""
 
 
 def _plan_of(text: bytes, record: bytes) -> Plan:

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import grpc.aio
 
-from duemq.administering.asking import Absent, Answers, Asking, Method, refuse_missing
+from duemq.administering.asking import (
+    SHOWN_WITHOUT_TIMEOUT_S,
+    Absent,
+    Answers,
+    Asking,
+    Method,
+    refuse_missing,
+)
 from duemq.descriptions import PurgedQueue, QueueRange, TopicDescription, TopicSummary
 from duemq.errors import (
     Internal,
@@ -108,7 +115,7 @@ class Topics(Asking):
 
         Raises TopicNotFound, and PartialAnswer if a broker is away that may have it, too.
         """
-        found = await self._described_topic(name)
+        found = await self._described_topic(name, self._asker.timeout_s)
         ids = {broker: answer.topic_id for broker, answer in found.by_broker.items()}
         deleted, away = await self._done(
             {broker: self._deleting(name, topic_id) for broker, topic_id in ids.items()},
@@ -213,12 +220,13 @@ class Topics(Asking):
             found.missing,
         )
 
-    async def _described_topic(self, name: str) -> Answers[admin_pb2.TopicDescription]:
+    async def _described_topic(
+        self, name: str, timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S
+    ) -> Answers[admin_pb2.TopicDescription]:
         """Of the brokers that have the topic, at least one.  Raises as `describe_topic`."""
         request = admin_pb2.DescribeTopicRequest(name=name)
         found = await self._asker.each(
-            stubs.BrokerAdminStub.ask("DescribeTopic", request),
-            (TopicNotFound,),
+            stubs.BrokerAdminStub.ask("DescribeTopic", request), (TopicNotFound,), timeout_s
         )
         if not found.by_broker:
             refuse_missing(found.missing, f"the others know no topic {name!r}")

@@ -105,9 +105,11 @@ def configure_from_env(service: str, *, instance: str = "") -> Pipeline | None:
 def _end() -> None:
     """At exit: what producers that nobody closed still send has spans, too."""
     producers = sys.modules.get("duemq.producing.blocking")
-    if producers is not None:
-        producers.close_producers()
-    shutdown()
+    try:
+        if producers is not None:
+            producers.close_producers()
+    finally:  # Ctrl-C, say: brokers do not answer
+        shutdown()
 
 
 def shutdown(timeout_s: float = SHUTDOWN_TIMEOUT_S) -> None:

@@ -11,7 +11,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -167,16 +168,19 @@ class SpanQueue(SpanProcessor):
     def _export(self, *, whole: bool = True) -> None:
         """What is worth an export, or the `whole`: a small export costs as much.
 
-        Of what waits now: something comes meanwhile, always, where there is enough to do.
+        All that waits now, of each kind, and nothing for its own sake of what comes meanwhile:
+        something does, always, where there is enough to do.
         """
         with self._exporting:
             token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
-            left = self._counts.waiting
+            kinds: list[tuple[Callable[[bool], int], int]] = [
+                (self._export_spans, len(self._spans)),
+                *((partial(self._export_frames, k), len(left)) for k, left in self._frames.items()),
+            ]
             try:
-                while left > 0:
-                    count = self._export_spans(whole)
-                    count += sum(self._export_frames(kind, whole) for kind in self._frames)
-                    left = left - count if count else 0
+                for export, left in kinds:
+                    while left > 0 and (count := export(whole)):
+                        left -= count
             finally:
                 detach(token)
 
@@ -187,7 +191,7 @@ class SpanQueue(SpanProcessor):
         return count
 
     def _export_frames(self, kind: type[LightRows[Any]], whole: bool) -> int:
-        """As many as fit an export, or one that fills several.  Answers how many spans."""
+        """As many as fit an export, or one that fills several.  Answers how many."""
         waiting = self._frames[kind]
         frames: list[LightFrame] = []
         count = 0
@@ -199,7 +203,7 @@ class SpanQueue(SpanProcessor):
         rows = kind(frames, self._resource)
         for first in range(0, count, self._export_max):
             self._hand_over(rows[first : first + self._export_max])
-        return count
+        return len(frames)
 
     def _hand_over(self, spans: Sequence[ReadableSpan]) -> None:
         if not spans:

@@ -1,6 +1,7 @@
 """Bytes on disk stay what they were: tests/golden/v1/README.md."""
 
 import dataclasses
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from duemq_recurring.occurrences import CatchUp, Recurrence
 from duemq_recurring.schedule import DELETED, MADE, MOVED, Pending, Plan, ScheduleChange, State
+from duemq_recurring.schedules import Schedules
 from duemq_recurring.wall_clock import Dst
 from duemq_server.storage import record
 from duemq_server.timer_service.disk import checkpoint_state as state
@@ -332,11 +334,31 @@ def test_a_checkpoint_with_schedules_is_read() -> None:
     assert found.schedules == schedules()
 
 
-def test_occurrences_that_are_left_out_are_read_again() -> None:
-    state_ = State(True, DUE_MS[0], 2, DUE_MS[2], (DUE_MS[1], DUE_MS[2]))
-    pending = schedules()[0].came
-    changes = [ScheduleChange("a", MADE, state_, pending, PLANS[0]), *schedules()]
-    assert recur.decode_changes(recur.encode_changes(changes)) == changes
+def as_read_before(data: bytes) -> list[tuple[str, int, int]]:
+    """Names, what, paused: as releases do that know of nothing left out."""
+    at, found = 0, []
+    while at < len(data):
+        fields = struct.unpack_from("<BBHIIIqqq", data, at)
+        what, paused, name, plan, body, came = fields[:6]
+        name_at = at + 40 + 40 * came
+        found.append((data[name_at : name_at + name].decode(), what, paused))
+        at = name_at + name + plan + body
+        at += -at % 8
+    return found
+
+
+def test_occurrences_that_are_left_out_are_read_again_and_no_matter_to_older_releases() -> None:
+    left_out = State(False, DUE_MS[0], 2, DUE_MS[2], (DUE_MS[1], DUE_MS[2]))
+    made = Schedules()
+    made.apply([*schedules(), ScheduleChange("report", MOVED, left_out)])
+
+    data = recur.encode_changes(made.saved())
+    again = Schedules()
+    again.apply(recur.decode_changes(data))
+
+    assert list(again) == list(made)
+    assert again.known("report").state == left_out
+    assert as_read_before(data) == [("report", MADE, 0), ("report", MOVED, 0), ("beat", MADE, 1)]
 
 
 # -- queues that change hands, added later ---------------------------------

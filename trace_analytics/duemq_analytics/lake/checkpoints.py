@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 from duemq_analytics.lake.commits import sync
@@ -29,8 +30,13 @@ def make_durable(checkpoint: Path, number: int) -> None:
 def drop_torn(checkpoint: Path) -> None:
     """Of the last micro-batch, what a power failure has left empty: Spark would not start.
 
-    What was not planned or not done durably is planned or done again.
+    What was not planned or not done durably is planned or done again.  A checkpoint that does not
+    say of which query it is counts as lost: a new one begins where the lake's commits end.
     """
+    metadata = checkpoint / "metadata"
+    if metadata.exists() and metadata.stat().st_size == 0:
+        shutil.rmtree(checkpoint)
+        return
     for folder in ("offsets", "commits"):
         found = [path for path in (checkpoint / folder).glob("*") if path.name.isdecimal()]
         for path in sorted(found, key=lambda path: int(path.name))[-1:]:

@@ -153,7 +153,11 @@ def _resumed(found: HeldTimers, policy: ResumePolicy, *, dry_run: bool) -> str:
     """What becomes of them; `pending` has those that are dropped, too."""
     count = _count(found)
     if not found.was_held:
-        return f"{count}; not held, or not at every timer shard"
+        text = f"{count}; not held, or not at every timer shard"
+        if dry_run or policy is ResumePolicy.ALL:
+            return text
+        # Some shards may be done, and others still drop theirs.
+        return f"{text}; {found.dropped:,} dropped{'' if found.done else ' so far, others wait'}"
     if policy is ResumePolicy.ALL:
         return f"{count} {'would go' if dry_run else 'go'} when they are due"
     if dry_run:

@@ -295,11 +295,15 @@ class DeadLetters(Topics, Groups):
         for letter, outcome in outcomes:
             if isinstance(outcome, Receipt):
                 offsets[letter.broker, letter.queue].append(letter.offset)
-        for (broker, queue), sent in offsets.items():
+
+        async def mark(broker: str, queue: int, sent: list[int]) -> None:
             try:
                 await self._asker.at(broker, self._marking(group, queue, sent))
             except DuemqError as error:
                 log.warning("%d dead letters are sent again and not marked: %s", len(sent), error)
+
+        # At once: there may be little time, and a broker that does not answer.
+        await asyncio.gather(*(mark(*place, sent) for place, sent in offsets.items()))
 
     @staticmethod
     def _marking(

@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
-from duemq.administering.asking import Asker
-from duemq.errors import MissingBroker, Unavailable
+import pytest
+
+from duemq.administering.asking import Answers, Asker
+from duemq.administering.topics import Topics
+from duemq.errors import MissingBroker, PartialAnswer, Unavailable
 from duemq.protocol.route import Broker
 from duemq.transport import cluster_client
 
@@ -38,3 +41,18 @@ async def test_a_broker_that_is_lost_while_it_is_asked_is_missing_once():
     answers = await Asker(Client()).each(ask)
     assert answers.by_broker == {"b1": "b1:1"}
     assert answers.missing == (STORY,)
+
+
+async def test_who_deletes_a_topic_waits_for_a_broker_that_gets_another_leader(monkeypatch):
+    """As long as for other changes: what is only shown does without it sooner."""
+    asked_s = []
+
+    async def gather(asker, methods, absent, timeout_s):
+        asked_s.append(timeout_s)
+        return Answers({}, (STORY,))
+
+    monkeypatch.setattr(Asker, "gather", gather)
+    monkeypatch.setattr(Client.settings, "request_timeout_s", 20.0)
+    with pytest.raises(PartialAnswer, match="fell silent"):
+        await Topics(Client()).delete_topic("orders")
+    assert asked_s == [20.0]

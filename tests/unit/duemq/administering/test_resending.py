@@ -62,8 +62,8 @@ class Admin(DeadLetters):
         self.marked += [letter.offset for letter, it in outcomes if isinstance(it, Receipt)]
 
 
-def letter(offset):
-    return Letter(Record(body=b"x"), Origin("%DLQ%billing", "b0", 0), offset, 1, resent=False)
+def letter(offset, broker="b0"):
+    return Letter(Record(body=b"x"), Origin("%DLQ%billing", broker, 0), offset, 1, resent=False)
 
 
 async def test_what_was_answered_is_marked_though_another_broker_never_answers(monkeypatch):
@@ -81,3 +81,28 @@ async def test_what_was_answered_is_marked_though_another_broker_never_answers(m
         await resending
     assert admin.marked == [0, 2]
     assert producer.settings.close_timeout_s < 1  # it was waited for
+
+
+async def test_what_is_cancelled_is_marked_though_a_broker_of_letters_does_not_answer(monkeypatch):
+    marked, asked = [], asyncio.Event()
+
+    async def at(broker, method):
+        asked.set()
+        if broker == "b0":
+            await asyncio.Future()
+        marked.append(broker)
+
+    monkeypatch.setattr(dead_letters, "CALLED_OFF_S", 0.01)
+    admin = DeadLetters(SimpleNamespace(settings=ClientSettings()))
+    admin._asker.at = at
+    receipt = asyncio.Future()
+    receipt.set_result(Receipt(None, 0))
+    page = [letter(0), letter(0, "b1")]
+    resending = asyncio.create_task(
+        admin._resend(Producer([receipt] * 2), page, GROUP, "orders", {})
+    )
+    await asked.wait()
+    resending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resending
+    assert "b1" in marked

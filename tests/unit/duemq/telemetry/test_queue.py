@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from duemq.message import Message, Origin
 from duemq.producing.batch import Batch
 from duemq.telemetry.exporter import CountingExporter
+from duemq.telemetry.light_spans import SendRows
 from duemq.telemetry.queue import SpanQueue
 from duemq.tracing.process_frames import Call, frame_of
 from duemq.tracing.sends import SendFrame
@@ -126,6 +127,27 @@ def test_what_comes_during_an_export_waits_for_the_next_as_long_as_others(queue)
     assert queue.exporter.exports == [3]
     queue.force_flush()
     assert queue.exporter.exports == [3, 1]
+
+
+@pytest.mark.parametrize("queue", [{"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4"}], indirect=True)
+def test_a_flush_exports_all_that_waited_whatever_comes_meanwhile(queue, monkeypatch):
+    """Spans of another kind, say, which have exports of their own."""
+    monkeypatch.setattr(queue, "_wake_if_full", lambda: None)  # its thread leaves all to the flush
+    exported, deliver = [], queue.exporter.deliver
+
+    def delivering(spans):
+        deliver(spans)
+        exported.append((type(spans), len(spans)))
+        for _ in range(4 if len(exported) < 100 else 0):
+            queue.on_end(finished())
+
+    queue.exporter.deliver = delivering
+    for _ in range(16):
+        queue.put(frame(32))
+    queue.on_end(finished())
+    queue.force_flush()
+    assert sum(count for kind, count in exported if kind is SendRows) == 16 * 32
+    assert len(exported) == 1 + 16  # and nothing is exported for the sake of what comes
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -297,3 +297,17 @@ def test_at_exit_producers_that_nobody_closed_send_before_the_spans_end(monkeypa
     monkeypatch.setattr(blocking, "close_producers", lambda: ended.append("producers"))
     telemetry._end()
     assert ended == ["producers", "spans"]
+
+
+def test_who_breaks_off_what_producers_still_send_at_exit_has_the_spans_all_the_same(monkeypatch):
+    ended = []
+
+    def close_producers():
+        raise KeyboardInterrupt
+
+    pipeline = SimpleNamespace(shutdown=lambda timeout_s: ended.append("spans"))
+    monkeypatch.setattr(telemetry, "_pipeline", pipeline)
+    monkeypatch.setattr(blocking, "close_producers", close_producers)
+    with pytest.raises(KeyboardInterrupt):
+        telemetry._end()
+    assert ended == ["spans"]

@@ -93,3 +93,11 @@ def test_what_a_power_failure_has_left_empty_is_planned_or_done_again(tmp_path):
         *("offsets/9", "offsets/.9.crc", "offsets/10", "offsets/.10.crc"),
         *("commits/9", "commits/.9.crc"),
     }
+
+
+def test_a_checkpoint_that_a_power_failure_has_left_without_its_query_is_lost(tmp_path):
+    """Before anything was landed, mostly; else a new query goes on where the commits end."""
+    write(tmp_path / "_checkpoint", "offsets/0")
+    write(tmp_path / "_checkpoint", "metadata", content="")
+    drop_torn(tmp_path / "_checkpoint")
+    assert not list(tmp_path.iterdir())

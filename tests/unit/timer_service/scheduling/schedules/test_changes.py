@@ -249,6 +249,34 @@ def test_one_that_was_cancelled_between_others_does_not_come_after_a_pause(
     world.scheduler.check()
 
 
+def test_what_has_not_come_since_the_clock_was_set_back_comes_after_a_pause(
+    world: ScheduleWorld,
+) -> None:
+    """Though the last one that left was due later, by the clock as it was before."""
+    world.put("s", plan_of("seconds", CatchUp.ALL))
+    world.run_until(START_MS + 3_500)
+    world.pause("s")
+    world.run_until(START_MS + 13_500)
+    world.set_topics([])
+    world.resume("s")
+    schedule = world.scheduler.schedules.get("s")
+    assert schedule is not None
+    last = schedule.pending[-1]
+    gone = [Cancelled(last.source, last.offset, last.due_ms)]
+    assert Cancelling(world.scheduler, gone).advance(world.now_ms)
+    world.pause("s")
+    world.now_ms -= 8_000
+    for _ in range(2):
+        world.resume("s")
+        assert [each.at_ms - START_MS for each in schedule.pending] == every_second(4, 5)
+        world.pause("s")
+    assert schedule.state.left_out == (START_MS + 13_000,)
+    world.resume("s")
+    world.set_topics(["any"])
+    world.run_until(START_MS + 14_000)
+    assert came(world) == [*every_second(0, 12), 14_000]
+
+
 def test_the_latest_that_was_cancelled_does_not_come_after_a_pause(world: ScheduleWorld) -> None:
     world.put("s", plan_of("seconds", CatchUp.ALL))
     world.run_until(START_MS + 3_500)
