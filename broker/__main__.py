@@ -13,7 +13,7 @@ from duemq_server.storage.errors import StorageError
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serves until `stop` is set.  Raises DuemqError, StorageError, OSError."""
-    with DirLock(settings.data_dir):
+    with process.holding(DirLock(settings.data_dir)):
         await process.live(_process(settings), stop)
 
 

@@ -6,7 +6,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -103,6 +104,21 @@ async def live(process: Process, stop: asyncio.Event) -> None:
         await process.run(stop)
     finally:
         await process.stop()
+
+
+@contextmanager
+def holding(directory: AbstractContextManager[object]) -> Iterator[None]:
+    """Holds a data directory for as long as this process may write there.
+
+    Who begins anew may until it executes itself, which ends its threads first, then the lock.
+    """
+    with ExitStack() as held:
+        held.enter_context(directory)
+        try:
+            yield
+        except BeginAnew:
+            held.pop_all()
+            raise
 
 
 async def until(stop: asyncio.Event, *loops: asyncio.Future[Any]) -> None:

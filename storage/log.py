@@ -136,10 +136,11 @@ class SegmentedLog(OpenedLog):
 
     # -- writing ----------------------------------------------------------
 
-    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+    def append(self, kind: int, parts: Sequence[Buffer], room: int = 0) -> tuple[int, int]:
         """Queues an entry; answers its position and end.  Never waits.
 
-        The parts are read until the entry is written; do not change them.
+        The parts are read until the entry is written; do not change them.  `room`: the entry is
+        refused unless others of so many bytes may follow it at once.
         Raises LogFull, DiskFull, DiskFailed, ValueError for an entry that is too large.
         """
         body_length = sum(map(nbytes, parts))
@@ -147,7 +148,7 @@ class SegmentedLog(OpenedLog):
         if length > record.ENTRY_BYTES_MAX:
             raise ValueError(f"an entry of {length} bytes exceeds {record.ENTRY_BYTES_MAX}")
         with self._lock:
-            self._check_writable(length, self._pending_bytes_max)
+            self._check_writable(length + room, self._pending_bytes_max)
             position = self.end_position
             first = not self._pending
             self._pending.append(Pending(position, kind, parts, body_length, length))

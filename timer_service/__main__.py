@@ -23,7 +23,7 @@ from duemq_server.timer_service.timers.limits import Limits
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serves until `stop` is set.  Raises DuemqError, StorageError, OSError."""
-    with DirLock(settings.data_dir):
+    with process.holding(DirLock(settings.data_dir)):
         await process.live(_process(settings), stop)
 
 

@@ -17,13 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from duemq.errors import (
-    DuemqError,
-    Internal,
-    Overloaded,
-    ReadOnly,
-    Rejected,
-)
+from duemq.errors import DuemqError, Internal, Overloaded, ReadOnly, Rejected
 from duemq.protocol import names
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
@@ -50,6 +44,8 @@ ALL_DUE_MS = 1 << 62
 # Of what comes back from a retry, or is due: it was accepted before, whatever the limits are now.
 # A gRPC message is not larger.
 _ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
+# More than an entry has around the records of its frame, and than its arrays have for each.
+_FRAME_BYTES, _RECORD_BYTES = 1_024, 20
 
 
 class Accepted(NamedTuple):
@@ -171,7 +167,8 @@ class Store:
             due = due_times.resolve(batch, columns.count, now_ms, levels_ms)
             due_times_ms, latest_ms = due.tobytes(), int(due.max())
         if topic.name not in self.topics:
-            self.create_topic(topic.name)
+            room = len(columns.records) + columns.count * _RECORD_BYTES + _FRAME_BYTES
+            self.create_topic(topic.name, room=room)
         queue = self._timer_queue(key, latest_ms, now_ms) if timed else self._home(queue_of)
         accepted = self.append_frame(
             queue,
@@ -289,10 +286,10 @@ class Store:
         if not self.writable:
             raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
 
-    def append(self, kind: int, parts: Sequence[Buffer]) -> tuple[int, int]:
+    def append(self, kind: int, parts: Sequence[Buffer], room: int = 0) -> tuple[int, int]:
         """An entry: where it begins and ends.  Raises ReadOnly, Overloaded, Internal."""
         try:
-            return self.log.append(kind, parts)
+            return self.log.append(kind, parts, room)
         except LogFull as error:
             raise Overloaded(f"the disk is behind: {error}") from error
         except DiskFull as error:
@@ -348,12 +345,15 @@ class Store:
         return self.tables.queues.all()
 
     def create_topic(
-        self, name: str, queues: int = 0, message_bytes_max: int = 0
+        self, name: str, queues: int = 0, message_bytes_max: int = 0, room: int = 0
     ) -> tuple[Topic, int]:
-        """(The topic, settled).  Raises InvalidArgument, TopicExists, ReadOnly, Overloaded."""
+        """(The topic, settled).  `room`: not unless so many bytes can follow.
+
+        Raises InvalidArgument, TopicExists, ReadOnly, Overloaded.
+        """
         self.check_writable()
         topic = self.topics.plan(name, queues, message_bytes_max)
-        _, settled = self.append(journal.TOPIC_CREATED, [journal.topic_created(topic)])
+        _, settled = self.append(journal.TOPIC_CREATED, [journal.topic_created(topic)], room)
         self.tables.put_topic(topic)
         self.on_report()
         return topic, settled

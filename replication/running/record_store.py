@@ -7,12 +7,10 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-import grpc
 
 from duemq.errors import InvalidArgument
-from duemq.protocol import checks
+from duemq.settings import Tls
+from duemq.transport.tls import Certificates
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.etcd import EtcdStore
@@ -36,30 +34,18 @@ def open_store(settings: ReplicaSettings) -> Store:
     if kind == "kubernetes":
         return _open_kubernetes(settings.name, place, lease_s)
     return EtcdStore(
-        settings.etcd_endpoints, settings.name, lease_s=lease_s, credentials=_credentials(settings)
+        settings.etcd_endpoints,
+        settings.name,
+        lease_s=lease_s,
+        certificates=_certificates(settings),
     )
 
 
-def _credentials(settings: ReplicaSettings) -> grpc.ChannelCredentials | None:
+def _certificates(settings: ReplicaSettings) -> Certificates | None:
     if not settings.etcd_over_tls:
         return None
-    ca, key, cert = (
-        _pem(field, getattr(settings, field))
-        for field in ("lease_store_ca", "lease_store_key", "lease_store_cert")
-    )
-    return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-def _pem(field: str, path: str) -> bytes | None:
-    if not path:
-        return None
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidArgument(f"{field} {path!r}: {error.strerror}", field=field) from error
-    if b"-----BEGIN " not in text:
-        raise checks.wrong(field, path, "a PEM file")
-    return text
+    ca, cert, key = settings.lease_store_ca, settings.lease_store_cert, settings.lease_store_key
+    return Certificates(Tls(ca=ca, cert=cert, key=key), "lease_store")
 
 
 def _open_kubernetes(group: str, namespace: str, lease_s: int) -> Store:

@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 
 from duemq.transport.channel import OPTIONS
+from duemq.transport.tls import Certificates
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
 from duemq_server.replication.stores.etcd_v3 import rpc_pb2, stubs
 from duemq_server.replication.stores.store import Conflict, StoreError
@@ -46,9 +47,9 @@ class EtcdStore:
         *,
         lease_s: int,
         prefix: str = PREFIX,
-        credentials: grpc.ChannelCredentials | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
-        """`endpoints`: host:port each; with `credentials`, over TLS."""
+        """`endpoints`: host:port each; with `certificates`, over TLS."""
         if not endpoints or not group:
             raise ValueError("a store in etcd needs endpoints and a group")
         folder = f"{prefix}/{group}"
@@ -56,15 +57,19 @@ class EtcdStore:
         self._version = f"{folder}/version".encode()
         self._lease_prefix = f"{folder}/lease/"
         self._lease_s = lease_s
-        self._endpoints = [_Endpoint(each, credentials) for each in endpoints]
+        self._addresses = tuple(endpoints)
+        self._certificates = certificates
+        self._endpoints = self._connected()
+        self._older: list[_Endpoint] = []  # of the certificates before, for the calls in them
         self._current = 0
         self._leases: dict[str, int] = {}  # etcd's ids, by disk id
         self._renewals = 0
         self._guard = threading.Lock()  # guards _leases, _renewals
+        self._renewing = threading.Lock()  # guards _endpoints, _older and the certificates
 
     def close(self) -> None:
         """Closes the connections.  Leases run out by themselves."""
-        for each in self._endpoints:
+        for each in (*self._endpoints, *self._older):
             each.close()
 
     # -- the record
@@ -139,21 +144,39 @@ class EtcdStore:
 
     def _here(self, call: Callable[[_Endpoint], Any]) -> Any:
         """At one endpoint; if that fails, the next call goes to another.  Raises StoreError."""
-        endpoint = self._endpoints[self._current]
+        at = self._current
+        endpoint = self._up_to_date()[at]
         try:
             return call(endpoint)
         except grpc.RpcError as error:
-            self._current = (self._endpoints.index(endpoint) + 1) % len(self._endpoints)
+            self._current = (at + 1) % len(self._addresses)
             raise StoreError(f"etcd at {endpoint.address}: {_said(error)}") from error
 
     def _anywhere(self, call: Callable[[_Endpoint], Any]) -> Any:
         """What may be done twice: at each endpoint until one answers.  Raises StoreError."""
-        for _ in self._endpoints[1:]:
+        for _ in self._addresses[1:]:
             try:
                 return self._here(call)
             except StoreError:
                 continue
         return self._here(call)
+
+    def _connected(self) -> list[_Endpoint]:
+        certificates, credentials = self._certificates, None
+        if certificates is not None:
+            ca, cert, key = certificates.pems
+            credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        return [_Endpoint(each, credentials) for each in self._addresses]
+
+    def _up_to_date(self) -> list[_Endpoint]:
+        """Others once the certificates have changed: a channel keeps what it was made with."""
+        if self._certificates is not None:
+            with self._renewing:
+                if self._certificates.renew():
+                    for each in self._older:
+                        each.close()
+                    self._older, self._endpoints = self._endpoints, self._connected()
+        return self._endpoints
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -10,9 +10,12 @@ import pytest
 
 import duemq
 from duemq.aio import Producer, PushConsumer
+from duemq.consumer.broadcast import broadcast_share
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Corrupt, InvalidArgument
 from duemq.protocol.balance import MessageQueue
+from duemq_server.broker.reading import time_search
+from duemq_server.storage.errors import CorruptFile
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -150,6 +153,29 @@ async def test_a_first_start_at_a_time(cluster, topic, members) -> None:
     moment = time.time_ns() // 1_000_000
     more = await fill(cluster, topic, 5, "more ")
     await members.start(settings={"start_from": moment})
+    await until(lambda: len(members.received["one"]) >= len(more))
+    assert Counter(members.received["one"]) == Counter(more)
+
+
+async def test_a_queue_that_cannot_be_searched_holds_up_no_other_and_begins_there_later(
+    cluster, topic, members, monkeypatch
+) -> None:
+    await fill(cluster, topic, 5)
+    await asyncio.sleep(0.002)
+    moment = time.time_ns() // 1_000_000
+    more = await fill(cluster, topic, 5, "more ")
+    find, damaged = time_search.first_stored_since, [0]
+
+    def found(queue, at_ms):
+        if queue.key[0] == topic and queue.queue_id in damaged:
+            raise CorruptFile("0", 0, "entries are missing", "")
+        return find(queue, at_ms)
+
+    monkeypatch.setattr(time_search, "first_stored_since", found)
+    monkeypatch.setattr(broadcast_share, "RECHECK_S", 0.05)
+    reader = await members.start(settings={"start_from": moment})
+    assert {queue.queue_id for queue in reader.queues} == {1}
+    damaged.clear()
     await until(lambda: len(members.received["one"]) >= len(more))
     assert Counter(members.received["one"]) == Counter(more)
 

@@ -9,8 +9,11 @@ import pytest
 
 import duemq
 from duemq.aio import Producer, PushConsumer
+from duemq.consumer import push
 from duemq.consumer.settings import ConsumerSettings
+from duemq.protocol.balance import MessageQueue
 from duemq.v1 import broker_pb2
+from duemq_server.broker.edge.coordinator_servicer import CoordinatorServicer
 from duemq_server.broker.store.offsets import GENERATION_MARKS
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -303,6 +306,54 @@ async def test_a_callback_that_hangs_at_close_keeps_its_queues_until_the_session
         pass_time(cluster, 61_000)
         leave.set()
         await until(lambda: received == [b"1"])
+
+
+async def test_a_queue_that_ends_as_a_close_with_a_hanging_callback_ends_is_given_away(
+    cluster, topic, monkeypatch
+) -> None:
+    """Also where its coordinator is not quick: the stream ends behind what was told."""
+    monkeypatch.setattr(push, "LEAVE_TIMEOUT_S", 60.0)
+    let_go = CoordinatorServicer._let_go
+
+    async def slow(servicer, *released):
+        await until(lambda: first._share._membership._standing.left)
+        await asyncio.sleep(0.05)
+        await let_go(servicer, *released)
+
+    monkeypatch.setattr(CoordinatorServicer, "_let_go", slow)
+    gates = {b"stuck": threading.Event(), b"late": threading.Event()}
+    entered: set[bytes] = set()
+
+    def receive(message) -> None:
+        entered.add(message.body)
+        gates[message.body].wait(60)
+
+    stuck, late = (MessageQueue(topic, "b0", number) for number in (0, 1))
+    for queue, body in ((stuck, b"stuck"), (late, b"late")):
+        await cluster.send(topic, [body], broker="b0", queue_id=queue.queue_id)
+    limits = {"close_timeout_s": 0.01, "session_timeout_s": 300}
+    first = member(cluster, topic, receive, "queue", threads=2, **limits)
+    await first.start()
+    await until(lambda: entered == gates.keys())
+    share = first._share
+    commit = share._committer.commit
+
+    async def last(holdings, timeout_s=5.0):
+        sources = {each.queue: each.source for each in holdings}
+        if sources.keys() >= {stuck, late}:
+            await until(lambda: not share._holdings._wanted)  # they hear that it leaves
+            gates[b"late"].set()
+            await share._dispatcher.quiet(sources[late])
+        return await commit(holdings, timeout_s)
+
+    share._committer.commit = last
+    try:
+        await first.close()
+        async with member(cluster, topic, receive, "queue", session_timeout_s=300) as second:
+            await until(lambda: late in second.queues)
+            assert stuck not in second.queues
+    finally:
+        gates[b"stuck"].set()
 
 
 async def test_a_queue_that_is_fenced_and_taken_over_again_keeps_its_order(cluster, topic) -> None:

@@ -11,6 +11,7 @@ import duemq
 from duemq.aio import PullConsumer
 from duemq.errors import (
     Closed,
+    Corrupt,
     Internal,
     InvalidArgument,
     OffsetOutOfRange,
@@ -21,6 +22,8 @@ from duemq.errors import (
 from duemq.protocol.balance import MessageQueue
 from duemq.settings import ClientSettings
 from duemq_server.broker.edge.pull_requests import PullRequests
+from duemq_server.broker.reading import time_search
+from duemq_server.storage.errors import CorruptFile
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
 
@@ -115,6 +118,37 @@ async def test_a_topic_is_read_from_a_time(cluster, topic) -> None:
         await reader.commit()
         await reader.assign(topic, start_from="earliest")  # the group's offsets have the say
         assert await reader.poll(0.01) == []
+
+
+async def test_a_queue_that_cannot_be_searched_holds_up_no_other(
+    cluster, topic, monkeypatch
+) -> None:
+    """Its error names it, and comes once; nothing is committed there before a seek."""
+    damaged, sound = (MessageQueue(topic, "b0", number) for number in (0, 1))
+    for queue in (damaged, sound):
+        await cluster.send(topic, [b"%d" % queue.queue_id], broker="b0", queue_id=queue.queue_id)
+    find = time_search.first_stored_since
+
+    def found(queue, at_ms):
+        if queue.key == (topic, damaged.queue_id):
+            raise CorruptFile("0", 0, "entries are missing", "")
+        return find(queue, at_ms)
+
+    monkeypatch.setattr(time_search, "first_stored_since", found)
+    async with consumer(cluster, "g") as reader:
+        await reader.assign([damaged, sound], start_from=1)
+        with pytest.raises(Corrupt, match=rf"{topic}/b0/0: .*entries are missing"):
+            await reader.poll(30.0)
+        reader.pause(damaged)
+        reader.resume(damaged)
+        assert await polled(reader, 1) == [b"1"]
+        assert reader.position(damaged) == -1
+        await reader.commit()
+        assert [await reader.committed(each) for each in (damaged, sound)] == [None, 1]
+        with pytest.raises(Corrupt, match=f"{topic}/b0/0"):
+            await reader.seek(damaged, datetime.fromtimestamp(1, UTC))
+        await reader.seek(damaged, "earliest")
+        assert await polled(reader, 1) == [b"0"]
 
 
 async def test_a_poll_answers_no_more_than_asked(cluster, topic) -> None:

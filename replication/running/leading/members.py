@@ -27,6 +27,7 @@ class MemberChanges:
         self._look_now = look_now
         self._asked: MemberChange | None = None
         self._done: asyncio.Future[None] | None = None
+        self._ended = False
 
     @property
     def busy(self) -> bool:
@@ -35,8 +36,7 @@ class MemberChanges:
 
     def would(self, change: MemberChange) -> str:
         """What a change comes to.  Raises InvalidArgument, Unavailable."""
-        if self._leader.is_over():
-            raise Unavailable("another replica is about to lead: ask that one", field="leader")
+        self._check_leads()
         try:
             record = records.with_change(self._leader.record, change, self._min)
         except Refused as refused:
@@ -45,6 +45,7 @@ class MemberChanges:
 
     async def make(self, change: MemberChange) -> None:
         """Returns when the record says so.  Raises InvalidArgument, Unavailable, Timeout."""
+        self._check_leads()
         if self.busy:
             raise Unavailable("another change of members is under way: try again", field="replica")
         self._asked = change
@@ -71,8 +72,9 @@ class MemberChanges:
         if change is None or done is None or done.done():
             return None
         try:
+            self._check_leads()
             swap = self._leader.change_members(change)
-        except Refused as refused:
+        except (Refused, Unavailable) as refused:
             done.set_exception(refused)
             return None
         if swap is None and self._leader.set.state is State.SETTLED:
@@ -81,10 +83,15 @@ class MemberChanges:
 
     def end(self) -> None:
         """The term is over: whoever leads next is to be asked."""
+        self._ended = True
         if self._done is not None and not self._done.done():
             self._done.set_exception(
                 Unavailable("this replica leads no more: look who does, and what the members are")
             )
+
+    def _check_leads(self) -> None:
+        if self._ended or self._leader.is_over():
+            raise Unavailable("another replica is about to lead: ask that one", field="leader")
 
 
 def _invalid(change: MemberChange, refused: Refused) -> InvalidArgument:

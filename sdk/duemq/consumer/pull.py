@@ -15,7 +15,7 @@ from typing import Literal
 
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.filter_check import check_filters
-from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets
+from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets, no_queue
 from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
@@ -25,7 +25,6 @@ from duemq.consumer.settings import (
     check_group,
     check_start_from,
     resolved,
-    start_ms,
 )
 from duemq.errors import (
     Closed,
@@ -33,7 +32,6 @@ from duemq.errors import (
     Internal,
     InvalidArgument,
     MissingBroker,
-    QueueNotFound,
     TopicReplaced,
 )
 from duemq.message import Message
@@ -54,6 +52,8 @@ Place = int | Literal["earliest", "latest"] | datetime
 
 POLL_S_MAX = 86_400.0
 POLL_MESSAGES_MAX = 1_000_000
+NOWHERE = -1
+"""Of a queue whose broker could not say where it begins."""
 
 
 class PullConsumer(AsyncClient):
@@ -140,7 +140,8 @@ class PullConsumer(AsyncClient):
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
         settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
-        TopicNotFound, QueueNotFound, Unavailable.
+        TopicNotFound, QueueNotFound, Unavailable.  A queue whose broker cannot say where it begins
+        holds up no other: `poll` raises that, and it is read from a `seek` on.
         """
         begin = self.settings.start_from if start_from is None else start_from
         check_start_from(begin)
@@ -149,7 +150,7 @@ class PullConsumer(AsyncClient):
         wanted = await self.queues(queues) if isinstance(queues, str) else dict.fromkeys(queues)
         ranges = await self._ranges(wanted)
         unknown = [q for q in wanted if self.group is None or ranges[q].committed is None]
-        offsets = await self._starts(unknown, ranges, begin)
+        starts = await self._offsets.starts(unknown, ranges, begin)
         if isinstance(filter, Sql) and wanted:
             topics = dict.fromkeys((queue.topic for queue in wanted), wanted_messages)
             await check_filters(self._client, self.group or "", topics)
@@ -160,8 +161,13 @@ class PullConsumer(AsyncClient):
         self._filter = wanted_messages
         for queue in wanted:
             committed, least, most, topic_id = ranges[queue]
-            offset = offsets.get(queue, committed or 0)
-            self._begin(queue, min(max(offset, least), most), topic_id)
+            offset = starts.get(queue, committed or 0)
+            if isinstance(offset, DuemqError):
+                source = Source(queue, wanted_messages, 0, NOWHERE, topic_id)
+                self._sources[queue] = source
+                self._fail(source, offset)
+            else:
+                self._begin(queue, min(max(offset, least), most), topic_id)
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
@@ -181,15 +187,20 @@ class PullConsumer(AsyncClient):
             if isinstance(to, datetime):
                 epoch_ms(to, 0, "to")
             ranges = await self._ranges([queue])
-            offsets = await self._starts([queue], ranges, to)
-            offset, topic_id = offsets[queue], ranges[queue].topic_id
+            found = (await self._offsets.starts([queue], ranges, to))[queue]
+            if isinstance(found, DuemqError):
+                raise found
+            offset, topic_id = found, ranges[queue].topic_id
         else:
             raise checks.wrong("to", to, "an offset, earliest, latest, or an aware datetime")
         self._end(self._source(queue))
         self._begin(queue, offset, topic_id)
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset that `poll` goes on from.  Raises InvalidArgument if it is not assigned."""
+        """The offset that `poll` goes on from; -1: not before a `seek`, see `assign`.
+
+        Raises InvalidArgument if it is not assigned.
+        """
         return self._source(queue).pending.commit_point
 
     def pause(self, *queues: MessageQueue) -> None:
@@ -204,7 +215,8 @@ class PullConsumer(AsyncClient):
     def resume(self, *queues: MessageQueue) -> None:
         """Takes `pause` back; raises as that does."""
         for source in list(map(self._source, queues)):
-            self._fetcher(source.queue.broker).add(source)
+            if source.pending.commit_point != NOWHERE:
+                self._fetcher(source.queue.broker).add(source)
             self._paused.discard(source.queue)
         self._news.set()
 
@@ -278,7 +290,8 @@ class PullConsumer(AsyncClient):
                 "a consumer without a group commits nothing", field="group", limit="a name"
             )
         if offsets is None:
-            offsets = {queue: self.position(queue) for queue in self._sources}
+            known = {queue: self.position(queue) for queue in self._sources}
+            offsets = {queue: offset for queue, offset in known.items() if offset != NOWHERE}
         by_broker: dict[str, list[Commit]] = {}
         for queue, offset in offsets.items():
             checks.instance("queue", queue, MessageQueue)
@@ -310,31 +323,8 @@ class PullConsumer(AsyncClient):
         known = {queue: each for answer in answers for queue, each in answer.items()}
         for queue in wanted:
             if queue not in known:
-                raise QueueNotFound(
-                    f"topic {queue.topic!r} has no queue {queue.queue_id} on {queue.broker}",
-                    field="queue_id",
-                    value=queue.queue_id,
-                )
+                raise no_queue(queue)
         return {queue: known[queue] for queue in wanted}
-
-    async def _starts(
-        self,
-        queues: Iterable[MessageQueue],
-        ranges: Mapping[MessageQueue, QueueOffsets],
-        place: StartFrom,
-    ) -> dict[MessageQueue, int]:
-        """Ends of queues and times as offsets."""
-        if place == "earliest":
-            return {queue: ranges[queue].min_offset for queue in queues}
-        if place == "latest":
-            return {queue: ranges[queue].max_offset for queue in queues}
-        assert not isinstance(place, str)
-        places = sorted({(queue.broker, queue.topic) for queue in queues})
-        answers = await asyncio.gather(
-            *(self._offsets.at_time(broker, topic, start_ms(place)) for broker, topic in places)
-        )
-        found = {queue: offset for answer in answers for queue, offset in answer.items()}
-        return {queue: found[queue] for queue in queues}
 
     def _source(self, queue: MessageQueue) -> Source:
         try:
@@ -371,6 +361,9 @@ class PullConsumer(AsyncClient):
         fetcher.remove(source)
         if isinstance(error, TopicReplaced):
             source.pending.drop()  # what waits for `poll` is of a topic that is gone
+        self._fail(source, error)
+
+    def _fail(self, source: Source, error: DuemqError) -> None:
         self._failed.append((source, error))
         self._news.set()
 

@@ -27,11 +27,15 @@ class Pems(NamedTuple):
 class Certificates:
     """The files of one Tls.  From any thread, one at a time."""
 
-    def __init__(self, tls: Tls) -> None:
-        """Raises InvalidArgument naming the file that is of no use."""
+    def __init__(self, tls: Tls, named: str = "tls") -> None:
+        """`named`: how the names of their settings begin.
+
+        Raises InvalidArgument naming the file that is of no use.
+        """
         self._tls = tls
+        self._named = named
         self._stamp = _stamp(tls)
-        self.pems = read(tls)
+        self.pems = read(tls, named)
         self.renewals = 0
         """How often they have become others."""
 
@@ -43,7 +47,7 @@ class Certificates:
         self._stamp = stamp
         before = self.pems
         try:
-            self.pems = read(self._tls)
+            self.pems = read(self._tls, self._named)
         except InvalidArgument as error:
             log.error("the certificates of before stay in use: %s", error)
         changed = self.pems != before
@@ -51,14 +55,15 @@ class Certificates:
         return changed
 
 
-def read(tls: Tls) -> Pems:
+def read(tls: Tls, named: str) -> Pems:
     """The files, checked.  Raises InvalidArgument naming the one that is of no use."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if tls.ca:
-        with _named("tls_ca", tls.ca, "certificates in PEM"):
+        with _named(f"{named}_ca", tls.ca, "certificates in PEM"):
             context.load_verify_locations(tls.ca)
     if tls.cert:
-        with _named("tls_cert", tls.cert, "a certificate in PEM, with its key in tls_key"):
+        limit = f"a certificate in PEM, with its key in {named}_key"
+        with _named(f"{named}_cert", tls.cert, limit):
             # No password: it would be asked for at the terminal.
             context.load_cert_chain(tls.cert, tls.key, password="")
     return Pems(*map(_content, (tls.ca, tls.cert, tls.key)))

@@ -29,7 +29,7 @@ from duemq.consumer.fetching.fetcher import REFUSED_WAIT_S, Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import Filter
-from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
+from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.errors import (
     DuemqError,
     OffsetOutOfRange,
@@ -103,6 +103,7 @@ class BroadcastShare:
         # Of all queues whose offset is known: which topic of its name that is of.
         self._topic_ids: dict[MessageQueue, int] = {}
         self._known_topics: frozenset[str] = frozenset()  # the file's
+        self._unreadable: set[MessageQueue] = set()  # whose broker could not say where it begins
         self._fetchers: dict[str, Fetcher] = {}
         self._routes_changed = asyncio.Event()
         self._closing = False
@@ -236,23 +237,19 @@ class BroadcastShare:
 
     async def _find_offsets(self, queues: Iterable[MessageQueue]) -> bool:
         """Where queues begin that were never read; False if a broker did not say."""
-        places: defaultdict[tuple[str, str], set[MessageQueue]] = defaultdict(set)
+        places: defaultdict[tuple[str, str, StartFrom], set[MessageQueue]] = defaultdict(set)
         for queue in queues:
-            places[queue.broker, queue.topic].add(queue)
+            new = queue.topic in self._known_topics and queue not in self._unreadable
+            start_from = "earliest" if new else self._start_from
+            places[queue.broker, queue.topic, start_from].add(queue)
         found = await asyncio.gather(
-            *(
-                self._find_offsets_at(broker, topic, each)
-                for (broker, topic), each in places.items()
-            )
+            *(self._find_offsets_at(*place, each) for place, each in places.items())
         )
         return all(found)
 
     async def _find_offsets_at(
-        self, broker: str, topic: str, queues: Iterable[MessageQueue]
+        self, broker: str, topic: str, start_from: StartFrom, queues: Iterable[MessageQueue]
     ) -> bool:
-        start_from = self._start_from
-        if topic in self._known_topics:
-            start_from = "earliest"
         try:
             async with self._asking:
                 starts = await self._starts(broker, topic, start_from)
@@ -260,23 +257,22 @@ class BroadcastShare:
             log.warning("group %s: topic %s at %s: %s", self._group, topic, broker, error)
             return False
         for queue in starts.keys() & set(queues):
-            self._offsets[queue], self._topic_ids[queue] = starts[queue]
+            start, topic_id = starts[queue]
+            if isinstance(start, DuemqError):  # it is asked for again, and holds up no other
+                self._unreadable.add(queue)
+                log.warning("group %s: %s", self._group, start)
+            else:
+                self._unreadable.discard(queue)
+                self._offsets[queue], self._topic_ids[queue] = start, topic_id
         return True
 
     async def _starts(
         self, broker: str, topic: str, start_from: StartFrom
-    ) -> dict[MessageQueue, tuple[int, int]]:
-        """Offsets, and the id of the topic that they are of."""
+    ) -> dict[MessageQueue, tuple[int | DuemqError, int]]:
+        """Offsets, or why there is none, and the id of the topic that they are of."""
         ranges = await self._offset_client.ranges(broker, topic)
-        if not isinstance(start_from, str):
-            offsets = await self._offset_client.at_time(broker, topic, start_ms(start_from))
-        elif start_from == "earliest":
-            offsets = {queue: known.min_offset for queue, known in ranges.items()}
-        else:
-            offsets = {queue: known.max_offset for queue, known in ranges.items()}
-        return {
-            queue: (offsets[queue], ranges[queue].topic_id) for queue in offsets if queue in ranges
-        }
+        offsets = await self._offset_client.starts(ranges, ranges, start_from)
+        return {queue: (offsets[queue], ranges[queue].topic_id) for queue in offsets}
 
     # --- the file -----------------------------------------------------------------------------
 

@@ -3,11 +3,12 @@
 One attempt each; callers repeat.
 """
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from duemq.consumer.settings import StartFrom, start_ms
-from duemq.errors import DuemqError, InvariantError
+from duemq.errors import DuemqError, InvariantError, QueueNotFound
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.limits import OFFSET_QUEUES_MAX
@@ -215,19 +216,54 @@ class OffsetClient:
             for result in answer.queues
         }
 
-    async def at_time(self, broker: str, topic: str, start_ms: int) -> dict[MessageQueue, int]:
-        """The offsets on one broker of the first messages stored at a time or later."""
+    async def starts(
+        self,
+        queues: Iterable[MessageQueue],
+        ranges: Mapping[MessageQueue, QueueOffsets],
+        place: StartFrom,
+    ) -> dict[MessageQueue, int | DuemqError]:
+        """Ends of queues and times as offsets, or why there is none."""
+        if place == "earliest":
+            return {queue: ranges[queue].min_offset for queue in queues}
+        if place == "latest":
+            return {queue: ranges[queue].max_offset for queue in queues}
+        assert not isinstance(place, str)
+        wanted = list(queues)
+        places = sorted({(queue.broker, queue.topic) for queue in wanted})
+        answers = await asyncio.gather(
+            *(self.at_time(broker, topic, start_ms(place)) for broker, topic in places)
+        )
+        found = {queue: start for answer in answers for queue, start in answer.items()}
+        return {queue: found[queue] if queue in found else no_queue(queue) for queue in wanted}
+
+    async def at_time(
+        self, broker: str, topic: str, start_ms: int
+    ) -> dict[MessageQueue, int | DuemqError]:
+        """The offsets on one broker of the first messages stored at a time or later.
+
+        What cannot be read of one queue is an error of that one.
+        """
         request = group_admin_pb2.ResetOffsetsRequest(
             group=self._group, topic=topic, at_ms=start_ms, dry_run=True
         )
         answer = await self._ask(broker, stubs.GroupAdminStub.ask("ResetOffsets", request))
+        found: dict[MessageQueue, int | DuemqError] = {}
         for change in answer.changes:
+            queue = MessageQueue(change.topic, broker, change.queue_id)
+            found[queue] = change.after
             if change.HasField("error"):
-                raise status.from_proto(change.error)
-        return {
-            MessageQueue(change.topic, broker, change.queue_id): change.after
-            for change in answer.changes
-        }
+                found[queue] = error = status.from_proto(change.error)
+                error.message = f"{topic}/{broker}/{queue.queue_id}: {error.message}"
+        return found
 
     async def _ask(self, broker: str, method: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
         return await self._client.once(self._client.broker(broker).address, method, timeout_s)
+
+
+def no_queue(queue: MessageQueue) -> QueueNotFound:
+    """Its broker has none of that number."""
+    return QueueNotFound(
+        f"topic {queue.topic!r} has no queue {queue.queue_id} on {queue.broker}",
+        field="queue_id",
+        value=queue.queue_id,
+    )

@@ -169,10 +169,13 @@ class GroupShare:
                 brokers[holding.queue.broker].append(holding)
             # Broker by broker: one that is away holds up nobody's queues but its own.
             giving = (self._give_up(each, limit_s - soon_s) for each in brokers.values())
-            self._hanging = any(await asyncio.gather(*giving))
-            if self._hanging:
+            busy = [each for some in await asyncio.gather(*giving) for each in some]
+            self._hanging = bool(busy)
+            if busy:
                 self._warn_of_callbacks(limit_s)
         await self._committer.commit(holdings)  # once more what no broker has saved
+        if self._hanging and self._in_order:  # no goodbye gives away what has ended meanwhile
+            self._hanging = bool(await self._give_up(busy, 0.0))
         self._holdings.drop_all()
 
     async def leave(self) -> None:

@@ -174,17 +174,22 @@ class Membership:
         """Says goodbye, so that others get the queues at once; `run` returns when it is heard.
 
         `silently`, and if it is static, the member only stops: its queues wait for the end of its
-        session.
+        session, but for those that it is just telling to have released.
         """
-        self._standing.leave(silently=silently)
+        standing = self._standing
+        standing.leave(silently=silently)
         self._left.set()
         stream = self._stream
-        if not self._standing.owes_goodbye or stream is None:
+        if stream is None or standing.incarnation:
             self._rejoin.set()  # ends the session
             return
-        await self._send(group_pb2.MemberEvent(leave=group_pb2.Leave()))
-        with suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await stream.done_writing()
+        if standing.owes_goodbye:
+            await self._send(group_pb2.MemberEvent(leave=group_pb2.Leave()))
+        else:
+            await asyncio.sleep(0)  # who is about to tell something asks for its turn
+        async with self._writing:
+            with suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await stream.done_writing()
 
     async def _say_goodbye(self) -> None:
         """To whoever coordinates now, where the stream was lost before the Leave was heard."""

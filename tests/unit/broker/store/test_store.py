@@ -178,6 +178,19 @@ def test_a_refused_batch_changes_nothing(bad: dict[str, object]) -> None:
     assert "orders" not in store.topics
 
 
+@pytest.mark.parametrize("due", [{}, delays(5)], ids=["now", "timed"])
+def test_a_batch_for_which_there_is_no_room_makes_no_topic(due: dict[str, bytes]) -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"], topic="others"), NOW_MS)  # it waits for the disk
+    store.log._pending_bytes_max = store.log.pending_bytes + 800
+    end = store.log.end_position
+    with pytest.raises(Overloaded):
+        store.send(batch([b"x" * 700], **due), NOW_MS)
+    assert (store.log.end_position, "orders" in store.topics) == (end, False)
+    settle(store)
+    store.send(batch([b"x" * 700], **due), NOW_MS)
+
+
 def test_lanes_are_known_again_after_a_start() -> None:
     disk = FaultyDisk()
     store = opened(disk)
