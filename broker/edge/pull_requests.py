@@ -179,6 +179,7 @@ class PullRequests:
                     queue,
                     read.scanned,
                 )
+                self._check_open()  # a thread may have read
             except DuemqError as error:
                 answers.append(self._failed(read, error))
                 pull.ended = True

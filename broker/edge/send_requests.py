@@ -13,12 +13,7 @@ from duemq.protocol import checks
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
 from duemq_server.broker.due_gate import HOLD_MS_MAX, DueGate
-from duemq_server.broker.edge.commits import (
-    PENDING_BYTES_HIGH,
-    ROOM_TIMEOUT_S,
-    Commits,
-    Waiting,
-)
+from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits, Waiting
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.records import batch as batches

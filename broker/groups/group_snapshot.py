@@ -30,7 +30,11 @@ def decode(name: str, kept: dict[str, Any], now_ms: int) -> Group:
         young_until_ms=awaited_until_ms,
         empty_since_ms=now_ms,
         incarnations=dict(kept.get("incarnations", {})),
-        reads_since_ms=dict(kept.get("reads_since_ms", {})),
+        # Not later than now: the clock may have been ahead at the start before.
+        reads_since_ms={
+            topic: min(since_ms, now_ms)
+            for topic, since_ms in kept.get("reads_since_ms", {}).items()
+        },
         allocated={
             MessageQueue(*queue): member
             for member, share in kept.get("shares", {}).items()

@@ -4,7 +4,7 @@ Owned by: Store.  Mutated by: the event loop.
 
 A fire comes a little before it is due.  Written and synced meanwhile, it need not wait for the disk
 any more when its time has come; until then consumers do not see it, nor what is stored behind it in
-its queue, whose order holds.  Of a frame they see each record when its time comes; its `store_ms` is
+its queue, whose order holds.  Of a frame they see each record when its time comes; `store_ms` is
 when they may see the last one.
 
 Not kept on disk: a start, or another replica's, takes longer than anything is hidden.

@@ -7,7 +7,8 @@ Directory            what
  commitlog/          the log: frames (storage/frame.py) and changes (journal.py)
  consumequeue/<topic>.<id>/<queue>/   where each record lies; derived from the log
 
- unsynced            while entries are acknowledged unsynced: in which run of the machine
+ unsynced            while entries are acknowledged unsynced: in which run of the machine, and
+                     behind which epoch of a log that had replicas
  rebuilding          while consume queues are rebuilt
 
 A start costs what was written since the checkpoint.  If the consume queues are not what the
@@ -47,6 +48,8 @@ LOG_DIRECTORY = "commitlog"
 CHECKPOINT = "checkpoint"
 STORE_ID = "store_id"
 UNSYNCED = "unsynced"
+EPOCH = b" epoch "
+"""In the value of that, before the last epoch of a log that had replicas."""
 REBUILDING = "rebuilding"
 # Queues that are named one by one when something is lost.
 NAMED_MAX = 20
@@ -79,7 +82,8 @@ def open_store(
     replayed = opening.run()
     state = opening.state
     unsynced = Marker(data_dir, UNSYNCED, disk)
-    may_be_lost = UNSYNCED_BYTES_MAX if unsynced.value not in (None, unsynced_boot) else 0
+    boot, _ = unsynced_run(unsynced)
+    may_be_lost = UNSYNCED_BYTES_MAX if boot not in (None, unsynced_boot) else 0
     lost = opening.skip_lost(may_be_lost)
     next_start = opening.next_start()
     if lost or (opening.whole and state):
@@ -89,7 +93,8 @@ def open_store(
         opening.log.accept_loss()
     opening.rebuilding.remove()
     if unsynced_boot:
-        unsynced.put(unsynced_boot)
+        epoch = opening.tables.epochs.last
+        unsynced.put(unsynced_boot + (EPOCH + b"%d" % epoch if epoch else b""))
     else:
         unsynced.remove()
     store = Store(opening.log, opening.tables, settings, next_start)
@@ -122,6 +127,14 @@ class Marker:
         if self.value is not None:
             remove_durably(self._path, self._disk)
             self.value = None
+
+
+def unsynced_run(unsynced: Marker) -> tuple[bytes | None, int]:
+    """In which run of the machine entries were acknowledged unsynced, and behind which epoch."""
+    if unsynced.value is None:
+        return None, 0
+    boot, _, epoch = unsynced.value.partition(EPOCH)
+    return boot, int(epoch or 0)
 
 
 class Opening:

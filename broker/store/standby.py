@@ -92,17 +92,10 @@ class Standby:
         Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
         """
         disk.makedirs(data_dir)
-        if Marker(data_dir, recovery.UNSYNCED, disk).value is not None:
-            raise CorruptFile(
-                os.path.join(data_dir, recovery.UNSYNCED),
-                0,
-                "with flush_mode=async this broker ended without a clean stop",
-                "Start it once without replicas, which leaves out the offsets of what may be lost,"
-                " and stop it; then its log can become one of replicas",
-            )
         store_id = recovery.load_store_id(data_dir, disk)
         opening = _ReplicaOpening(data_dir, disk, settings, segment_bytes)
         replayed = opening.run()
+        opening.check_synced()
         standby = cls(opening, store_id, replayed)
         if opening.whole and standby.is_whole:
             standby.checkpoint()
@@ -296,6 +289,23 @@ class _ReplicaOpening(Opening):
             self.install(payload)
             self.log.close()
         return super().run()
+
+    def check_synced(self) -> None:
+        """Raises CorruptFile for what was acknowledged unsynced, and led by nobody since."""
+        unsynced = Marker(self.data_dir, recovery.UNSYNCED, self.disk)
+        if unsynced.value is None:
+            return
+        if self.epochs.last <= recovery.unsynced_run(unsynced)[1]:
+            self.log.close()
+            raise CorruptFile(
+                os.path.join(self.data_dir, recovery.UNSYNCED),
+                0,
+                "with flush_mode=async this broker ended without a clean stop",
+                "Start it once without replicas, which leaves out the offsets of what may be lost,"
+                " and stop it; then its log can become one of replicas",
+            )
+        with suppress(DiskFull):  # the next start does it
+            unsynced.remove()  # it is a group's log by now: what that lost is lost
 
     def install(self, payload: bytes) -> None:
         """Steps 2 to 5; each may be done again."""

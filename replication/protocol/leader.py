@@ -335,11 +335,16 @@ class Leader:
         )
 
     def is_outrun(self) -> bool:
-        """Whether another one in sync has on its disk what this one's has not taken yet."""
-        return any(
-            each.replica in self.record.in_sync and (each.durable or 0) > self.durable
+        """Whether as many as must have it hold on their disks what this one's has not taken yet.
+
+        Fewer would wait for this one as it does, and until then answer no reads, either.
+        """
+        ahead = [
+            each.replica
             for each in self._progress.values()
-        )
+            if each.replica in self.record.in_sync and (each.durable or 0) > self.durable
+        ]
+        return len(ahead) >= self._min
 
     # -- reads ----------------------------------------------------------------
 

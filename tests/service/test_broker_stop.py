@@ -63,6 +63,15 @@ async def test_nothing_is_given_to_who_comes_meanwhile(tmp_path) -> None:
             await status.answer(call.read())
 
 
+async def refusal(broker: process.Broker, parked: ParkedPull) -> str:
+    """What a pull of one queue is told, which gets no record."""
+    [answer] = await broker._pulls.answer(parked)
+    parked.give_place()
+    assert not answer.slices
+    assert broker._activity.behind(broker.store.offsets.find) == []
+    return str(status.from_proto(error_pb2.Error.FromString(answer.error)))
+
+
 async def test_nothing_is_given_to_who_waited_for_a_commit_meanwhile(tmp_path) -> None:
     topic = topic_name()
     async with running_broker(tmp_path) as (broker, client):
@@ -71,11 +80,30 @@ async def test_nothing_is_given_to_who_waited_for_a_commit_meanwhile(tmp_path) -
         asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
         parked = ParkedPull(pull=parse(asked), peer="p")  # its head is made
         broker._pulls.close()
-        [answer] = await broker._pulls.answer(parked)
-        parked.give_place()
-        assert not answer.slices
-        assert "stopping" in str(status.from_proto(error_pb2.Error.FromString(answer.error)))
-        assert broker._activity.behind(broker.store.offsets.find) == []
+        assert "stopping" in await refusal(broker, parked)
+
+
+async def test_nothing_is_given_to_whose_read_was_under_way(tmp_path, monkeypatch) -> None:
+    """A thread reads the disk as the stop begins, which knows by then whom it waits for."""
+    topic = topic_name()
+    async with running_broker(tmp_path) as (broker, client):
+        await client.send(batch(topic, [b"1"]))
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
+        parked = ParkedPull(pull=parse(asked), peer="p")
+        read, begun, may_end = broker._pulls._disk.read, asyncio.Event(), asyncio.Event()
+
+        async def slow_read(*arguments):
+            begun.set()
+            await may_end.wait()
+            return await read(*arguments)
+
+        monkeypatch.setattr(broker._pulls._disk, "read", slow_read)
+        answering = asyncio.create_task(refusal(broker, parked))
+        await begun.wait()
+        broker._pulls.close()
+        may_end.set()
+        assert "stopping" in await answering
 
 
 async def test_a_group_that_commits_nothing_is_not_waited_for_for_ever(tmp_path) -> None:

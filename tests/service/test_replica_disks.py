@@ -10,6 +10,7 @@ from duemq_server.replication import disk_id
 from duemq_server.replication.running import process
 from duemq_server.replication.running.leading import term
 from duemq_server.replication.running.leading.term import FULL_MS, Leading
+from duemq_server.replication.stores.file import FileStore
 from duemq_server.serving.clock import steady_ms
 from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
@@ -117,6 +118,18 @@ def stall(monkeypatch):
     return begin
 
 
+@pytest.fixture(params=[True, False], ids=["kernel", "silence"])
+def known_by(request, monkeypatch):
+    """By what others know that a lease has ended: a kernel's word, or as of etcd and Kubernetes."""
+    lease_of = FileStore._lease_of
+
+    def without_the_kernel(store, leader):
+        return lease_of(store, leader)[0], False
+
+    if not request.param:
+        monkeypatch.setattr(FileStore, "_lease_of", without_the_kernel)
+
+
 async def written_only(member):
     """What is on its way to the disk by now."""
     log = member.replica.state.log
@@ -126,7 +139,7 @@ async def written_only(member):
 
 
 async def test_a_leader_that_stops_while_its_disk_stalls_lets_another_one_lead(
-    running, stall, monkeypatch
+    running, stall, known_by, monkeypatch
 ):
     """It cannot hand over, and cannot end before its last sync does."""
     monkeypatch.setattr(process, "HAND_OVER_S", 0.2)
@@ -142,7 +155,9 @@ async def test_a_leader_that_stops_while_its_disk_stalls_lets_another_one_lead(
         await group.write(b"two")
 
 
-async def test_a_leader_whose_disk_stalls_lets_another_one_lead(running, stall, monkeypatch):
+async def test_a_leader_whose_disk_stalls_lets_another_one_lead(
+    running, stall, known_by, monkeypatch
+):
     monkeypatch.setattr(term, "STALL_MS", 300)
     async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         goes_on = stall(leader)

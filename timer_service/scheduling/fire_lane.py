@@ -11,8 +11,8 @@ A lane is one idempotent producer's sequence at (broker, topic, queue).  A batch
 
 A DISPATCH entry may be written a moment before its timers are due, so that its sync is over by
 then; `ready_ms` keeps the batch back, also after a restart.  Who has time sends it before
-(`goes_ms`), for the broker to show each timer when that is due.  When the clock goes back it does so no
-longer (`release_held`): the batch would hold up its queue for as long as the step.
+(`goes_ms`), for the broker to show each timer when that is due.  When the clock goes back it is not
+kept back (`release_held`): the batch would hold up its queue for as long as the step.
 
 Up to `WIRE_MAX` batches of a lane are on the wire.  Brokers take a lane's batches strictly by
 sequence, so if one is refused those behind it are refused too: the lane waits until every answer

@@ -51,7 +51,7 @@ class DiskReads:
             raise Corrupt(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """The threads take nothing more; what they read is answered."""
+        """The threads take nothing more; what they read their callers get."""
         self._closed = True
         self._threads.shutdown(wait=False)
 

@@ -67,6 +67,7 @@ class Shipping:
         self._on_follower = on_follower
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
+        self._over = False
         self._refused: dict[str, str] = {}  # by name: what was told of it last
 
     @property
@@ -80,7 +81,11 @@ class Shipping:
             stream.wake.set()
 
     def end(self) -> None:
-        """Ends the streams; does not wait for that."""
+        """Ends the streams, and takes no others: who hears a leader does not stand.
+
+        Does not wait for that.
+        """
+        self._over = True
         for stream in self._streams.values():
             stream.ended = True
         self.wake()
@@ -98,6 +103,9 @@ class Shipping:
         self, hello: Hello, address: str, requests: AsyncIterator[Any], context: Any
     ) -> None:
         """One follower's stream, until it ends."""
+        if self._over:
+            await context.write(wire.not_leading("this replica leads no more"))
+            return
         number = next(self._numbers)
         self._note_log_start()
         greeting = self._leader.hello(number, hello, self._log.end_position, steady_ms())

@@ -243,6 +243,7 @@ class Leading:
     async def _let_go(self) -> None:
         """Of the lease: the process may not end before its disk goes on."""
         self.leader.resign()
+        self._shipping.end()
         await self._lease.stop()
         with suppress(StoreError):  # then it runs out
             await self._store.release(self.leader.me)

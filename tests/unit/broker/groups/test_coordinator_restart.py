@@ -204,3 +204,11 @@ def test_since_when_a_group_reads_its_topics_survives_its_members_and_a_restart(
     coordinator.leave("g", "m3", T0 + 7_000)
     coordinator.join(hello("m4"), T0 + 8_000)  # anew: it had stopped reading them
     assert coordinator.group("g").reads_since_ms == {"orders": T0 + 8_000}
+
+
+def test_a_group_reads_nothing_since_a_time_to_come_where_a_clock_was_ahead() -> None:
+    coordinator = new_coordinator()
+    coordinator.join(hello("m1"), T0 + EMPTY_GROUP_KEPT_MS)
+    coordinator = restarted(coordinator, T0)
+    coordinator.join(hello("m2"), T0 + 1_000)
+    assert coordinator.group("g").reads_since_ms == {"orders": T0}

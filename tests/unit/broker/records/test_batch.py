@@ -129,7 +129,9 @@ def test_mismatched_arrays_are_refused_by_name(changes: dict[str, bytes], field:
 def test_times_that_are_not_one_a_record_or_rise_are_refused(
     early_ms: list[int], value: int
 ) -> None:
-    given = batch([b"a", b"b"], not_before_ms=9, early_ms=struct.pack(f"<{len(early_ms)}I", *early_ms))
+    given = batch(
+        [b"a", b"b"], not_before_ms=9, early_ms=struct.pack(f"<{len(early_ms)}I", *early_ms)
+    )
     with pytest.raises(InvalidArgument) as caught:
         checked(given)
     assert (caught.value.field, str(caught.value.value)) == ("early_ms", str(value))

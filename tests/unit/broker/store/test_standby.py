@@ -79,6 +79,25 @@ def test_what_was_acknowledged_unsynced_founds_no_group_before_a_clean_stop() ->
     assert opened(disk).committed >= 0
 
 
+def test_what_was_acknowledged_unsynced_before_replicas_led_keeps_none_from_its_start() -> None:
+    """A release that did not look made a group of it; alone, it would take that one's name."""
+    disk = Leader().disk.after_kill()
+    recovery.Marker(DATA, recovery.UNSYNCED, disk).put(b"first")
+    assert opened(disk).epochs
+    assert recovery.Marker(DATA, recovery.UNSYNCED, disk).value is None
+
+
+def test_nor_does_what_a_log_that_had_replicas_acknowledged_unsynced_found_a_group() -> None:
+    disk = Leader().disk.after_kill()
+    recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"first").store.log.close()
+    with pytest.raises(CorruptFile, match="Start it once without replicas"):
+        opened(disk)
+    store = recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"first").store
+    assert store.queue("%TIMER%", 0).next_offset == 0  # nothing is lost in the same run
+    recovery.closed(DATA, disk)
+    assert opened(disk.after_kill()).epochs
+
+
 def test_a_follower_has_what_is_committed_and_nothing_else() -> None:
     leader = Leader()
     send(leader, 0, 5)

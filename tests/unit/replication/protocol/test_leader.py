@@ -418,6 +418,23 @@ def test_the_successor_has_space_if_any_has() -> None:
     assert not leader.may_relieve(with_space=True)
 
 
+def test_a_leader_is_outrun_by_as_many_as_commit_without_it() -> None:
+    leader = leading(A, B, C, min_insync=2)
+    follow(leader, 1, B)
+    follow(leader, 2, C)
+    assert not leader.is_outrun()
+    ship(leader, 1, 2_000)
+    assert not leader.is_outrun()  # B would wait for A
+    ship(leader, 2, 1_500)
+    assert leader.is_outrun()
+    leader.synced(1_500)
+    assert not leader.is_outrun()
+    alone = leading(A, B, min_insync=1)
+    follow(alone, 1, B)
+    ship(alone, 1, 2_000)
+    assert alone.is_outrun()
+
+
 def test_the_successor_has_all_and_is_in_sync() -> None:
     leader = leading(A, B)
     follow(leader, 1, B)

@@ -167,7 +167,12 @@ def test_a_batch_goes_ahead_of_its_first_timer_as_far_as_a_broker_takes_its_last
 
 @pytest.mark.parametrize(
     ("waits", "early_ms"),
-    [((0, 0), []), ((0, 1, 3), [3, 2, 0]), ((0, 3, 1), [3, 0, 0]), ((-(1 << 40), 1), [EARLY_MS_MAX, 0])],
+    [
+        ((0, 0), []),
+        ((0, 1, 3), [3, 2, 0]),
+        ((0, 3, 1), [3, 0, 0]),
+        ((-(1 << 40), 1), [EARLY_MS_MAX, 0]),
+    ],
 )
 def test_a_broker_is_told_when_each_timer_of_a_batch_may_be_seen(
     waits: tuple[int, ...], early_ms: list[int]
