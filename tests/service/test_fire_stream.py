@@ -41,7 +41,7 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     sent: asyncio.Future[list[SimpleNamespace]] = asyncio.get_running_loop().create_future()
 
-    async def send(self, call, batches, now: int) -> None:
+    async def send(self, call, batches) -> None:
         sent.set_result(batches)
         await asyncio.Event().wait()
 
@@ -60,7 +60,7 @@ async def test_a_stream_sends_ahead_while_little_is_on_its_way(monkeypatch) -> N
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     looked, sent = asyncio.Event(), asyncio.Event()
 
-    async def send(self, call, batches, now: int) -> None:
+    async def send(self, call, batches) -> None:
         sent.set()
         await asyncio.Event().wait()
 

@@ -134,7 +134,7 @@ class FireStream:
             batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX, ahead_ms)
             retry_ms = dispatcher.next_retry_ms(self.broker, now, ahead_ms)
             if batches:
-                await self._send(call, batches, now)
+                await self._send(call, batches)
                 continue
             timeout_s = None
             if retry_ms != NEVER:
@@ -146,7 +146,8 @@ class FireStream:
             except TimeoutError:
                 continue
 
-    async def _send(self, call: Any, batches: list[FireBatch], now: int) -> None:
+    async def _send(self, call: Any, batches: list[FireBatch]) -> None:
+        now = now_ms() - self._clock.behind_ms
         self._next_id += 1
         self._requests.append(_Request(self._next_id, batches, time.time_ns()))
         producer_id = self._shard.directory.producer_id

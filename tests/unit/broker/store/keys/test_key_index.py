@@ -44,7 +44,7 @@ def test_whole_spans_of_the_checkpoint_are_planned_the_newest_first() -> None:
 def test_what_is_hidden_is_not_planned_yet() -> None:
     store = stored(FaultyDisk(), 2)
     [queue, _] = store.queues_of(TOPIC)
-    store.hidden.hide(queue, 2 * SPAN - 1, 1)
+    store.hidden.hide(queue, 2 * SPAN - 1, [(0, 1)])
     assert planned(store, 2 * SPAN) == [0]
     store.show_due(1)
     assert planned(store, 2 * SPAN) == [1, 0]
