@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from random import randbytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opentelemetry.trace import Status
@@ -70,6 +69,7 @@ def frame_of(
     messages: Sequence[Message],
     trace_ids: bytes,
     parent_ids: bytes,
+    span_ids: bytes,
     blamed: Mapping[int, BaseException],
 ) -> ProcessFrame:
     """Of these messages.  `blamed`: why some failed, by place."""
@@ -80,7 +80,7 @@ def frame_of(
         call,
         trace_ids,
         parent_ids,
-        randbytes(SPAN_ID_BYTES * count),
+        span_ids,
         [record.message_id for record in records],
         [record.key for record in records],
         [record.tag for record in records],

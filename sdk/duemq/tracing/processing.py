@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from random import randbytes
 from time import time_ns
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from opentelemetry.context import attach, detach, get_current
 from opentelemetry.trace import NonRecordingSpan, Span, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from duemq.message import traceparents
+from duemq.message import records_of, traceparents
 from duemq.tracing import guarded, spans
 from duemq.tracing.attributes import (
     ATTEMPT,
@@ -22,7 +24,15 @@ from duemq.tracing.attributes import (
     attributes_of,
     of_message,
 )
-from duemq.tracing.contexts import Found, is_sampled, usual_ids, with_baggage
+from duemq.tracing.contexts import (
+    BAGGAGE,
+    TRACEPARENT,
+    Found,
+    is_sampled,
+    usual_ids,
+    with_baggage,
+)
+from duemq.tracing.current import CurrentSpan
 from duemq.tracing.process_frames import Call, ProcessFrame, frame_of
 from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
 
@@ -37,9 +47,12 @@ def wanted(messages: Sequence[Message]) -> bool:
     """Whether any of these messages may have a process span.  Those of a pull are together."""
     if not messages or not spans.enabled():
         return False
-    if messages[0].came_with(messages[-1]):
+    if not messages[0].came_with(messages[-1]):
+        return any(message.may_be_traced for message in messages)
+    if len(messages) > 1 or not messages[0].may_be_traced:
         return messages[0].may_be_traced
-    return any(message.may_be_traced for message in messages)
+    (record,) = records_of(messages)
+    return TRACEPARENT in record.properties or BAGGAGE in record.properties
 
 
 @contextmanager
@@ -65,11 +78,16 @@ def process(
             yield
         return
     started_ns = time_ns()
-    # Of light ones the first is a real span too: the callback may add to it.
-    begun = list(chosen)[: None if light is None else 1]
-    real = {index: _begin(messages[index], group, client_id, started_ns) for index in begun}
-    context = with_baggage(get_current(), messages[begun[0]].properties)
-    token = attach(trace.set_span_in_context(real[begun[0]], context))
+    begin = partial(_begin, group=group, client_id=client_id, started_ns=started_ns)
+    own_ids = randbytes(SPAN_ID_BYTES * len(chosen)) if ids is not None else b""
+    begun: dict[int, Span] = {}
+    # Of light ones the first alone: the callback may add to it.
+    for index in list(chosen)[: None if light is None else 1]:
+        message = messages[index]
+        begun[index] = CurrentSpan(message, own_ids, begin) if own_ids else begin(message)
+    index, current = next(iter(begun.items()))
+    context = with_baggage(get_current(), messages[index].properties)
+    token = attach(trace.set_span_in_context(current, context))
     blamed: Mapping[int, BaseException] = {}
     try:
         yield
@@ -78,17 +96,19 @@ def process(
         raise
     finally:
         detach(token)
-        for index, span in real.items():
-            if index in blamed:
-                spans.fail(span, blamed[index])
+        for index in begun.keys() & blamed.keys():
+            spans.fail(begun[index], blamed[index])
+        if isinstance(current, CurrentSpan) and not current.is_made():
+            begun = {}  # its row says all of it
+        for span in begun.values():
             guarded.end(span)
-        rest = [index for index in chosen if index not in real]
+        rest = [index for index in chosen if index not in begun]
         if light is not None and rest:
             times = started_ns, max(started_ns, time_ns())
             if ids is not None:
                 origin = messages[0].topic, messages[0].broker, messages[0].queue
                 call = Call(*origin, group, client_id, *times)
-                light.put(_frame_of(call, messages, rest, ids, blamed))
+                light.put(_frame_of(call, messages, rest, (*ids, own_ids), blamed))
             else:
                 for index in rest:
                     _record(
@@ -111,13 +131,16 @@ def _frame_of(
     call: Call,
     messages: Sequence[Message],
     rest: Sequence[int],
-    ids: tuple[bytes, bytes],
+    ids: tuple[bytes, bytes, bytes],
     blamed: Mapping[int, BaseException],
 ) -> ProcessFrame:
-    """Of all that are traced but the first."""
+    """Of the last that are traced: of all, or of all but the first."""
     failed = {place: blamed[index] for place, index in enumerate(rest) if index in blamed}
-    trace_ids, parent_ids = ids[0][TRACE_ID_BYTES:], ids[1][SPAN_ID_BYTES:]
-    return frame_of(call, [messages[index] for index in rest], trace_ids, parent_ids, failed)
+    trace_ids, *span_ids = ids
+    trace_ids = trace_ids[-TRACE_ID_BYTES * len(rest) :]
+    parent_ids, own_ids = (each[-SPAN_ID_BYTES * len(rest) :] for each in span_ids)
+    messages = [messages[index] for index in rest]
+    return frame_of(call, messages, trace_ids, parent_ids, own_ids, failed)
 
 
 def _record(
@@ -161,12 +184,15 @@ def _unsampled(messages: Sequence[Message]) -> Iterator[None]:
         detach(token)
 
 
-def _begin(message: Message, group: str, client_id: str, started_ns: int) -> Span:
+def _begin(
+    message: Message, span_id: int | None = None, *, group: str, client_id: str, started_ns: int
+) -> Span:
     creation = spans.creation_of(message)
     creations = [] if creation is None else [creation]
     attributes = _process_attributes(message, group, client_id, started_ns)
     kind = SpanKind.CONSUMER
-    return spans.begin("process", message.topic, kind, attributes, creations, started_ns)
+    times = started_ns, span_id
+    return spans.begin("process", message.topic, kind, attributes, creations, *times)
 
 
 def _process_attributes(

@@ -67,7 +67,7 @@ from duemq.tracing.attributes import (
     server_of,
 )
 from duemq.tracing.contexts import TRACEPARENT, Found, contexts_in, extract, properties_of
-from duemq.tracing.sampling import ChosenIds, Head
+from duemq.tracing.sampling import ChosenIds, GivenId, Head
 
 if TYPE_CHECKING:
     from duemq.message import Message
@@ -331,14 +331,19 @@ def begin(
     attributes: dict[str, AttributeValue],
     creations: Sequence[SpanContext],
     start_ns: int | None = None,
+    span_id: int | None = None,
 ) -> Span:
     """Begins the span of messages with these creation contexts: linked to all, child of the first.
 
-    While `enabled`.  Of a malformed context, none: a trace of its own.
+    While `enabled`.  Of a malformed context, none: a trace of its own.  `span_id`: of a child that
+    others know already.
     """
-    assert _tracer is not None
+    tracer = copy(_tracer) if span_id else _tracer
+    assert tracer is not None
+    if span_id:
+        tracer.id_generator = GivenId(span_id)  # type: ignore[attr-defined]
     return guarded.start(
-        _tracer,
+        tracer,
         f"{operation} {topic}",
         context=_context(creations[0] if creations else None),
         kind=kind,
