@@ -18,15 +18,13 @@ from typing import Any
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.trace import SpanContext, SpanKind
-from opentelemetry.util.types import AttributeValue
 
 from duemq.telemetry.columns import BATCH_SPANS_MAX
 from duemq.telemetry.counts import QUEUE_FULL
 from duemq.telemetry.exporter import CountingExporter
 from duemq.telemetry.light_spans import LightRows, LightSpan, ProcessRows, SendRows, rows_of
-from duemq.tracing.contexts import Found
 from duemq.tracing.sends import LightFrame
+from duemq.tracing.spans import Finished
 
 _logger = logging.getLogger(__name__)
 
@@ -86,23 +84,10 @@ class SpanQueue(SpanProcessor):
             self._spans.append(span)
             self._wake_if_full()
 
-    def record(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: dict[str, AttributeValue],
-        parent: SpanContext,
-        found: Found,
-        start_ns: int,
-        end_ns: int,
-        error: BaseException | None,
-    ) -> None:
+    def record(self, span: Finished) -> None:
         """Queues a finished span, or counts it as dropped."""
-        span = LightSpan(
-            name, kind, attributes, parent, found, start_ns, end_ns, error, self._resource
-        )
         if self._admit(1):
-            self._spans.append(span)
+            self._spans.append(LightSpan(span, self._resource))
             self._wake_if_full()
 
     def put(self, frame: LightFrame) -> None:

@@ -7,11 +7,18 @@ from contextlib import contextmanager
 from functools import partial
 from random import randbytes
 from time import time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach, get_current
-from opentelemetry.trace import NonRecordingSpan, Span, SpanKind
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+)
 from opentelemetry.util.types import AttributeValue
 
 from duemq.message import records_of, traceparents
@@ -27,12 +34,10 @@ from duemq.tracing.attributes import (
 from duemq.tracing.contexts import (
     BAGGAGE,
     TRACEPARENT,
-    Found,
     is_sampled,
     usual_ids,
     with_baggage,
 )
-from duemq.tracing.current import CurrentSpan
 from duemq.tracing.process_frames import Call, ProcessFrame, frame_of
 from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
 
@@ -41,6 +46,63 @@ if TYPE_CHECKING:
 
 Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseException]]
 """An error for each message that failed, by its place, when the callback raised."""
+
+
+def _asked(name: str) -> Any:
+    def asked(span: CurrentSpan, *given: Any, **named: Any) -> Any:
+        return getattr(span.made(), name)(*given, **named)
+
+    return asked
+
+
+class CurrentSpan(Span):
+    """Of a message with a sampled context: OpenTelemetry's once more is asked than who it is."""
+
+    def __init__(
+        self, message: Message, span_id: bytes, make: Callable[[Message, int], Span]
+    ) -> None:
+        """`span_id`: and whatever follows it."""
+        self._message = message
+        self._span_id = int.from_bytes(span_id[:SPAN_ID_BYTES], "big")
+        self._make = make
+        self._context: SpanContext | None = None
+
+    def made(self) -> Span:
+        """OpenTelemetry's; of two threads that ask at once, one's."""
+        known = self.__dict__
+        return known.get("made_") or known.setdefault(
+            "made_", self._make(self._message, self._span_id)
+        )
+
+    def is_made(self) -> bool:
+        """Whether anybody asked.  From now on nobody can."""
+        return self.__dict__.setdefault("made_", INVALID_SPAN) is not INVALID_SPAN
+
+    def get_span_context(self) -> SpanContext:
+        """As of a child of the message's creation context."""
+        if self._context is None:
+            creation = spans.creation_of(self._message)
+            assert creation is not None
+            of_all = creation.trace_id, self._span_id, False, TraceFlags(TraceFlags.SAMPLED)
+            self._context = SpanContext(*of_all, creation.trace_state)
+        return self._context
+
+    def is_recording(self) -> bool:
+        """Until it ends."""
+        made: Span | None = self.__dict__.get("made_")
+        return made is None or made.is_recording()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.made(), name)
+
+    end = _asked("end")
+    set_attributes = _asked("set_attributes")
+    set_attribute = _asked("set_attribute")
+    add_event = _asked("add_event")
+    add_link = _asked("add_link")
+    update_name = _asked("update_name")
+    set_status = _asked("set_status")
+    record_exception = _asked("record_exception")
 
 
 def wanted(messages: Sequence[Message]) -> bool:
@@ -71,7 +133,7 @@ def process(
     """
     carried = traceparents(messages) if wanted(messages) else {}
     light = spans.light_sink() if carried else None
-    ids = _ids_of_one_pull(messages, carried) if light is not None else None
+    ids = _ids_of_one_queue(messages, carried) if light is not None else None
     chosen = carried if ids is not None else _sampled(messages, carried)
     if not chosen:
         with _unsampled(messages):
@@ -82,7 +144,7 @@ def process(
     own_ids = randbytes(SPAN_ID_BYTES * len(chosen)) if ids is not None else b""
     begun: dict[int, Span] = {}
     # Of light ones the first alone: the callback may add to it.
-    for index in list(chosen)[: None if light is None else 1]:
+    for index in list(chosen)[: None if ids is None else 1]:
         message = messages[index]
         begun[index] = CurrentSpan(message, own_ids, begin) if own_ids else begin(message)
     index, current = next(iter(begun.items()))
@@ -103,28 +165,22 @@ def process(
         for span in begun.values():
             guarded.end(span)
         rest = [index for index in chosen if index not in begun]
-        if light is not None and rest:
-            times = started_ns, max(started_ns, time_ns())
-            if ids is not None:
-                origin = messages[0].topic, messages[0].broker, messages[0].queue
-                call = Call(*origin, group, client_id, *times)
-                light.put(_frame_of(call, messages, rest, (*ids, own_ids), blamed))
-            else:
-                for index in rest:
-                    _record(
-                        messages[index], chosen[index], group, client_id, times, blamed.get(index)
-                    )
+        if light is not None and ids is not None and rest:
+            origin = messages[0].topic, messages[0].broker, messages[0].queue
+            call = Call(*origin, group, client_id, started_ns, max(started_ns, time_ns()))
+            light.put(_frame_of(call, messages, rest, (*ids, own_ids), blamed))
 
 
-def _ids_of_one_pull(
+def _ids_of_one_queue(
     messages: Sequence[Message], carried: Mapping[int, str]
 ) -> tuple[bytes, bytes] | None:
     """(Trace ids, span ids) that these messages carry, if a frame can have their spans."""
     first, traced = messages[0], (messages[index] for index in carried)
-    alike = first.topic == first.stored_topic and all(map(first.came_with, traced))
-    if not (alike and spans.head.parent_based and spans.traced(first.topic)):
+    alike = first.topic == first.stored_topic and all(map(first.lay_with, traced))
+    if not (alike and spans.traced(first.topic)):
         return None
-    return usual_ids(list(carried.values()))
+    ids = usual_ids(list(carried.values()))
+    return ids if ids is not None and spans.head.follows_all(ids[0]) else None
 
 
 def _frame_of(
@@ -141,19 +197,6 @@ def _frame_of(
     parent_ids, own_ids = (each[-SPAN_ID_BYTES * len(rest) :] for each in span_ids)
     messages = [messages[index] for index in rest]
     return frame_of(call, messages, trace_ids, parent_ids, own_ids, failed)
-
-
-def _record(
-    message: Message,
-    text: str,
-    group: str,
-    client_id: str,
-    times: tuple[int, int],
-    error: BaseException | None,
-) -> None:
-    attributes = _process_attributes(message, group, client_id, times[0])
-    found = Found([text], 1)
-    spans.record("process", SpanKind.CONSUMER, message.topic, attributes, found, *times, error)
 
 
 def _sampled(messages: Sequence[Message], carried: Mapping[int, str]) -> dict[int, str]:

@@ -16,12 +16,11 @@ from time import time_ns
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from opentelemetry import trace
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
 from duemq.protocol.record_bytes import property_entry
 from duemq.tracing import spans
-from duemq.tracing.contexts import TRACEPARENT, Found, extract
+from duemq.tracing.contexts import TRACEPARENT, extract
 from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
 
 UNSAMPLED = INVALID_SPAN_CONTEXT
@@ -202,18 +201,8 @@ class Sink(Protocol):
     def put(self, frame: LightFrame) -> None:
         """Takes them over, or counts them as dropped."""
 
-    def record(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: dict[str, AttributeValue],
-        parent: SpanContext,
-        found: Found,
-        start_ns: int,
-        end_ns: int,
-        error: BaseException | None,
-    ) -> None:
-        """Takes a finished one over that is linked to `found`, or counts it as dropped."""
+    def record(self, span: spans.Finished) -> None:
+        """Takes it over, or counts it as dropped."""
 
 
 def parent_of(properties: Mapping[str, str] | None) -> SpanContext | None:

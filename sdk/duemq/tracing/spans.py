@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -276,6 +276,19 @@ def record_settle(
 # ── recording ────────────────────────────────────────────────────────────────────────
 
 
+class Finished(NamedTuple):
+    """A light span that is linked to `found`."""
+
+    name: str
+    kind: SpanKind
+    attributes: dict[str, AttributeValue]
+    parent: SpanContext
+    found: Found
+    start_ns: int
+    end_ns: int
+    error: BaseException | None
+
+
 def record_frame(
     operation: str,
     kind: SpanKind,
@@ -314,9 +327,8 @@ def record(
     end_ns = max(start_ns, end_ns)
     light = light_sink()
     if light is not None and head.follows(first):
-        light.record(
-            f"{operation} {topic}", kind, attributes, first, found, start_ns, end_ns, error
-        )
+        name = f"{operation} {topic}"
+        light.record(Finished(name, kind, attributes, first, found, start_ns, end_ns, error))
         return
     span = begin(operation, topic, kind, attributes, list(found.sampled), start_ns)
     if error is not None:

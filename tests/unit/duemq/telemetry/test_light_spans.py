@@ -14,6 +14,7 @@ from duemq.telemetry.light_spans import LightSpan, SendRows
 from duemq.tracing import attributes as attribute
 from duemq.tracing.contexts import Found, contexts_in, extract
 from duemq.tracing.sends import Run, SendFrame
+from duemq.tracing.spans import Finished
 from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
 from tests.unit.duemq.telemetry.made_lights import Light, lights_of
@@ -35,6 +36,11 @@ def batch(due_ms=b"", error=None):
 def light(number, parent=None, key=None):
     ids = number.to_bytes(16, "big"), (number + 1).to_bytes(8, "big")
     return Light(*ids, 1_000 + number, 40, key, "red", parent)
+
+
+def light_span(found):
+    span = Finished("store orders", SpanKind.SERVER, {}, PARENT, found, 1, 2, None)
+    return LightSpan(span, RESOURCE)
 
 
 def rows():
@@ -99,7 +105,7 @@ def test_a_send_says_what_became_of_it():
 def test_a_span_of_a_frame_is_linked_to_all_its_messages():
     texts = [f"00-{7:032x}-{number:016x}-01" for number in (8, 9)]
     found = Found(texts, 2)
-    span = LightSpan("store orders", SpanKind.SERVER, {}, PARENT, found, 1, 2, None, RESOURCE)
+    span = light_span(found)
     assert [link.context.span_id for link in span.links] == [8, 9]
     assert (span.context.trace_id, span.parent) == (7, PARENT)
     assert span.context.span_id not in (0, 8)
@@ -108,8 +114,7 @@ def test_a_span_of_a_frame_is_linked_to_all_its_messages():
 def test_links_of_a_frame_s_span_are_put_in_as_others_are():
     texts = [f"00-{7:032x}-{number:016x}-01" for number in range(1, 20)]
     texts += [f"cc-{7:032x}-{20:016x}-01-what-will-be", f"00-{0:032x}-{21:016x}-01", "00-0"]
-    times = 1, 2, None, RESOURCE
-    span = LightSpan("store orders", SpanKind.SERVER, {}, PARENT, Found(texts, 22), *times)
+    span = light_span(Found(texts, 22))
     other = ReadableSpan(
         span.name,
         span.context,
