@@ -75,14 +75,16 @@ def test_a_run_carries_its_spans():
 
 
 def test_spans_that_come_one_by_one_are_those_that_their_messages_carry():
-    run, given = Run(), []
+    run = Run()
     for number in range(40):
         parent = PARENT if number % 3 == 1 else None
-        given.append(run.begin(2 * number, number, f"k{number}", None, parent))
-    lights = run.lights()
+        run.begin(number + number // 20, number, f"k{number}", None, parent)
+    (first, some), (second, others) = run.carried()
+    assert (first, len(some), second) == (0, 20, 21)
+    given, lights = [*some, *others], run.lights()
     assert list(lights.encoded) == given
-    assert lights.indexes == list(range(0, 80, 2))
-    assert lights.body_bytes == list(range(40))
+    assert list(lights.indexes) == [*range(20), *range(21, 41)]
+    assert list(lights.body_bytes) == list(range(40))
     found = [extract(Record.FromString(each).properties) for each in given]
     assert len({context.span_id for context in found}) == 40
     of_parents = {number for number, each in enumerate(found) if each.trace_id == PARENT.trace_id}
