@@ -10,6 +10,7 @@ import sys
 from ast import literal_eval
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
@@ -18,7 +19,8 @@ ETCD = "duemq_server/replication/stores/etcd_v3"
 REPLICATION = "duemq_server/replication/running/v1"
 # What of protoc's modules is kept; duemq/v1/__init__.py does the rest for all of them.  Left out,
 # as each import would load it and each client carry it: where each message's descriptor lies in its
-# file's, a check of protobuf's version, which the distribution requires anyway, remarks.
+# file's, a check of protobuf's version, which the distribution requires anyway, remarks, and the
+# files' options, which are for other languages.
 IMPORT = re.compile(r"^from (\S+) import (\w+_pb2) as \w+$", re.MULTILINE)
 SERIALIZED = re.compile(r"AddSerializedFile\((b'.*')\)$", re.MULTILINE)
 SERVICE = re.compile(r"^service (\w+)", re.MULTILINE)
@@ -51,7 +53,10 @@ def generate(source: Path, package: str, target: Path) -> None:
 def messages_of(module: str) -> str:
     """A module of protoc's, in short."""
     used = [f"import {package}.{name}\n" for package, name in IMPORT.findall(module)]
-    [serialized] = map(literal_eval, SERIALIZED.findall(module))  # protoc escapes too much
+    [described] = map(literal_eval, SERIALIZED.findall(module))
+    file = FileDescriptorProto.FromString(described)
+    file.ClearField("options")
+    serialized = file.SerializeToString()
     return f"from duemq.v1 import build\n{''.join(used)}build({serialized!r}, globals())\n"
 
 
