@@ -8,7 +8,6 @@ fields may stand in any order, so encoded columns are put behind one another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from itertools import repeat
 from operator import mul
 from struct import Struct
@@ -16,17 +15,17 @@ from struct import Struct
 from duemq.protocol.message_ids import INDEXES
 from duemq.protocol.record_bytes import LENGTH_DELIMITED, varint
 from duemq.telemetry.light_spans import SendRows
-from duemq.telemetry.string_columns import joined, put_by_frame, put_texts
+from duemq.telemetry.string_columns import joined, numbered, put_by_frame, put_texts
 from duemq.tracing import attributes as attribute
 from duemq.tracing.sampling import SPAN_ID_BYTES
 from duemq.tracing.sends import SendFrame
-from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+from duemq.v1.trace_pb2 import SpanBatch
 
 _TAGS = {
     field.name: varint(field.number << 3 | LENGTH_DELIMITED)
     for field in SpanBatch.DESCRIPTOR.fields
 }
-_fixed64 = Struct("<Q").pack
+fixed64 = Struct("<Q").pack
 
 
 def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> bytes:
@@ -40,7 +39,7 @@ def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> 
         batch.SerializeToString(),
         _column("trace_ids", b"".join([frame.lights.trace_ids for frame in frames])),
         _column("span_ids", b"".join([frame.lights.span_ids for frame in frames])),
-        _numbers("start_ns", [frame.lights.starts_ns for frame in frames], _fixed64),
+        _numbers("start_ns", [frame.lights.starts_ns for frame in frames], fixed64),
         _numbers("duration_ns", list(map(_durations_ns, frames)), varint),
         _queues(rows),
         _numbers("body_bytes", [frame.lights.body_bytes for frame in frames], varint),
@@ -79,7 +78,8 @@ def _put_shared(batch: SpanBatch, rows: SendRows, service: str, instance: str) -
 
 
 def _message_ids(rows: SendRows) -> bytes:
-    return _column("message_id", b"".join(map(_id_texts, rows.frames)) + _numbered(len(rows)))
+    texts = b"".join(map(_id_texts, rows.frames))
+    return _column("message_id", texts + numbered(len(rows)).SerializeToString())
 
 
 def _id_texts(frame: SendFrame) -> bytes:
@@ -87,12 +87,6 @@ def _id_texts(frame: SendFrame) -> bytes:
     head = frame.batch.id_head
     head = b"\x0a" + varint(len(head) + len(INDEXES[0])) + head
     return head + head.join(map(INDEXES.__getitem__, frame.lights.indexes))
-
-
-@lru_cache
-def _numbered(count: int) -> bytes:
-    """So many rows, each of a value of its own."""
-    return StringColumn(rows=range(count)).SerializeToString()
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────
@@ -111,6 +105,11 @@ def _numbers(
     return batch.SerializeToString()
 
 
+def by_frame(name: str, encoded: Iterable[bytes], counts: Sequence[int]) -> bytes:
+    """A column of packed numbers: so many times each."""
+    return _column(name, b"".join(map(mul, encoded, counts)))
+
+
 def _column(name: str, content: bytes) -> bytes:
     return _TAGS[name] + varint(len(content)) + content
 
@@ -121,7 +120,7 @@ def _queues(rows: SendRows) -> bytes:
         return b""
     # Zigzag, for -1 is no queue.
     encoded = [varint(queue << 1 if queue >= 0 else 1) for queue in queues]
-    return _column("queue_id", b"".join(map(mul, encoded, rows.counts)))
+    return by_frame("queue_id", encoded, rows.counts)
 
 
 def _durations_ns(frame: SendFrame) -> Sequence[int]:
