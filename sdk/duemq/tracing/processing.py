@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from random import randbytes
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from duemq.tracing.contexts import (
     with_baggage,
 )
 from duemq.tracing.process_frames import Call, ProcessFrame, frame_of
-from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
+from duemq.tracing.sampling import SPAN_ID_BYTES
 
 if TYPE_CHECKING:
     from duemq.message import Message
@@ -131,72 +130,51 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    carried = traceparents(messages) if wanted(messages) else {}
-    light = spans.light_sink() if carried else None
-    ids = _ids_of_one_queue(messages, carried) if light is not None else None
-    chosen = carried if ids is not None else _sampled(messages, carried)
-    if not chosen:
+    places, frame = _chosen(messages) if wanted(messages) else ((), None)
+    if not places:
         with _unsampled(messages):
             yield
         return
     started_ns = time_ns()
     begin = partial(_begin, group=group, client_id=client_id, started_ns=started_ns)
-    own_ids = randbytes(SPAN_ID_BYTES * len(chosen)) if ids is not None else b""
-    begun: dict[int, Span] = {}
+    first = messages[places[0]]
     # Of light ones the first alone: the callback may add to it.
-    for index in list(chosen)[: None if ids is None else 1]:
-        message = messages[index]
-        begun[index] = CurrentSpan(message, own_ids, begin) if own_ids else begin(message)
-    index, current = next(iter(begun.items()))
-    context = with_baggage(get_current(), messages[index].properties)
-    token = attach(trace.set_span_in_context(current, context))
+    light = CurrentSpan(first, frame.span_ids, begin) if frame is not None else None
+    begun = {places[0]: light} if light else {at: begin(messages[at]) for at in places}
+    context = with_baggage(get_current(), first.properties)
+    token = attach(trace.set_span_in_context(begun[places[0]], context))
     blamed: Mapping[int, BaseException] = {}
     try:
         yield
     except BaseException as error:
-        blamed = blame(error, messages) if blame else dict.fromkeys(chosen, error)
+        blamed = blame(error, messages) if blame else dict.fromkeys(places, error)
         raise
     finally:
         detach(token)
         for index in begun.keys() & blamed.keys():
             spans.fail(begun[index], blamed[index])
-        if isinstance(current, CurrentSpan) and not current.is_made():
-            begun = {}  # its row says all of it
+        if frame is not None and light is not None and (sink := spans.sink()) is not None:
+            own = light.is_made()  # otherwise its row says all of it
+            origin = first.topic, first.broker, first.queue
+            call = Call(*origin, group, client_id, started_ns, max(started_ns, time_ns()))
+            ended = frame.ended(call, [blamed.get(index) for index in places] if blamed else ())
+            if len(places) > own:
+                sink.put(ended.part(1, len(places)) if own else ended)
+            begun = begun if own else {}
         for span in begun.values():
             guarded.end(span)
-        rest = [index for index in chosen if index not in begun]
-        if light is not None and ids is not None and rest:
-            origin = messages[0].topic, messages[0].broker, messages[0].queue
-            call = Call(*origin, group, client_id, started_ns, max(started_ns, time_ns()))
-            light.put(_frame_of(call, messages, rest, (*ids, own_ids), blamed))
 
 
-def _ids_of_one_queue(
-    messages: Sequence[Message], carried: Mapping[int, str]
-) -> tuple[bytes, bytes] | None:
-    """(Trace ids, span ids) that these messages carry, if a frame can have their spans."""
-    first, traced = messages[0], (messages[index] for index in carried)
+def _chosen(messages: Sequence[Message]) -> tuple[Sequence[int], ProcessFrame | None]:
+    """(Places of messages that get a span, these if they can be light)."""
+    carried, first = traceparents(messages), messages[0]
+    traced = [messages[index] for index in carried]
     alike = first.topic == first.stored_topic and all(map(first.lay_with, traced))
-    if not (alike and spans.traced(first.topic)):
-        return None
-    ids = usual_ids(list(carried.values()))
-    return ids if ids is not None and spans.head.follows_all(ids[0]) else None
-
-
-def _frame_of(
-    call: Call,
-    messages: Sequence[Message],
-    rest: Sequence[int],
-    ids: tuple[bytes, bytes, bytes],
-    blamed: Mapping[int, BaseException],
-) -> ProcessFrame:
-    """Of the last that are traced: of all, or of all but the first."""
-    failed = {place: blamed[index] for place, index in enumerate(rest) if index in blamed}
-    trace_ids, *span_ids = ids
-    trace_ids = trace_ids[-TRACE_ID_BYTES * len(rest) :]
-    parent_ids, own_ids = (each[-SPAN_ID_BYTES * len(rest) :] for each in span_ids)
-    messages = [messages[index] for index in rest]
-    return frame_of(call, messages, trace_ids, parent_ids, own_ids, failed)
+    if alike and spans.light_sink() is not None and spans.traced(first.topic):
+        ids = usual_ids(list(carried.values()))
+        if ids is not None and spans.head.follows_all(ids[0]):
+            return list(carried), frame_of(traced, *ids)
+    return list(_sampled(messages, carried)), None
 
 
 def _sampled(messages: Sequence[Message], carried: Mapping[int, str]) -> dict[int, str]:

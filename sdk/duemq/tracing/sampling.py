@@ -18,7 +18,7 @@ from contextvars import copy_context
 from math import log, log1p
 from random import getrandbits, randbytes, random
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from opentelemetry.context import Context, attach, get_current, set_value
 from opentelemetry.trace import SpanContext
@@ -129,16 +129,6 @@ class ChosenIds:
         """Of a span without a parent."""
         trace_id: int = self._ids.generate_trace_id()
         return (trace_id >> 64 or getrandbits(63) + 1) << 64 | self._head.low_bits()
-
-
-class GivenId(NamedTuple):
-    """A generator of the id of one span that has a parent."""
-
-    span_id: int
-
-    def generate_span_id(self) -> int:
-        """That."""
-        return self.span_id
 
 
 def _context_reader() -> Callable[[], Mapping[str, object]]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import trace
@@ -67,7 +68,7 @@ from duemq.tracing.attributes import (
     server_of,
 )
 from duemq.tracing.contexts import TRACEPARENT, Found, contexts_in, extract, properties_of
-from duemq.tracing.sampling import ChosenIds, GivenId, Head
+from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
     from duemq.message import Message
@@ -353,7 +354,8 @@ def begin(
     tracer = copy(_tracer) if span_id else _tracer
     assert tracer is not None
     if span_id:
-        tracer.id_generator = GivenId(span_id)  # type: ignore[attr-defined]
+        ids = SimpleNamespace(generate_span_id=lambda: span_id)
+        tracer.id_generator = ids  # type: ignore[attr-defined]
     return guarded.start(
         tracer,
         f"{operation} {topic}",

@@ -77,7 +77,7 @@ def test_spans_of_sends_and_callbacks_fill_exports_of_their_own(queue):
     messages = [Message(Record(), Origin("orders", "broker-0", 0), 0, 0)] * 100
     for _ in range(8):
         queue.put(frame(200))
-        queue.put(frame_of(call, messages, b"a" * 1_600, b"b" * 800, b"c" * 800, {}))
+        queue.put(frame_of(messages, b"a" * 1_600, b"b" * 800).ended(call))
     queue.force_flush()
     assert sorted(queue.exporter.exports) == [800, 1_600]
 
