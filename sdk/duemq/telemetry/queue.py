@@ -60,12 +60,12 @@ class SpanQueue(SpanProcessor):
 
         def begin_in_child() -> None:
             queue = reference()
-            if queue is not None and not queue._ended:
-                queue._begin()
+            if queue is not None:
+                queue._begin(ended=queue._ended)
 
         os.register_at_fork(after_in_child=begin_in_child)
 
-    def _begin(self) -> None:
+    def _begin(self, *, ended: bool = False) -> None:
         self._spans: deque[ReadableSpan] = deque()
         # An export is of one kind, whatever comes in between.
         self._frames: dict[type[LightRows[Any]], deque[LightFrame]] = {
@@ -74,9 +74,12 @@ class SpanQueue(SpanProcessor):
         }
         self._exporting = threading.Lock()  # guards the exporter
         self._wake = threading.Event()
-        self._ended = False
+        self._ended = ended
         self._thread = threading.Thread(target=self._run, name="duemq-trace-export", daemon=True)
-        self._thread.start()
+        if ended:
+            self._counts.close()
+        else:
+            self._thread.start()
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queues a sampled span, or counts it as dropped."""
