@@ -54,7 +54,7 @@ class ProcessFrame(NamedTuple):
     def ended(self, call: Call, errors: Sequence[BaseException | None] = ()) -> ProcessFrame:
         """`errors`: why some failed."""
         failures = [None if error is None else failure(error) for error in errors]
-        return self._replace(call=call, failures=failures or self.failures)
+        return ProcessFrame(call, *self[1:-1], failures or self.failures)
 
     @property
     def rows(self) -> int:

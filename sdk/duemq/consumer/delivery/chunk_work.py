@@ -96,13 +96,13 @@ class Caller(Calling):
 
     def _call_each(self, work: Work) -> None:
         walk, callback = work.walk, self.callback
-        watched = self.watched(work.chunk.messages)
+        span = self.watch(work.chunk.messages)
         for message in work.chunk.messages[walk.next :]:
             if walk.stopped:
                 return
             try:
-                if watched:
-                    with self.span([message]):
+                if span is not None:
+                    with span([message]):
                         answer = callback(message)
                         if answer is not None:
                             check_ran(answer)

@@ -16,7 +16,6 @@ from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.message import Message
 from duemq.outcomes import failures_of
-from duemq.tracing import meters, spans
 
 # A worker begins no further message of a run after this time.
 SLICE_S = 0.01
@@ -97,7 +96,7 @@ class OrderedCaller(Calling):
 
     def _call_each(self, run: OrderedRun) -> None:
         callback, lease, pending = self.callback, self._lease, run.pending
-        clock, span = lease.clock, self.span if spans.enabled() or meters.enabled() else None
+        clock, span = lease.clock, self.watch()
         enough_s = inf
         for index, segment in enumerate(run.segments):
             run.current = index

@@ -6,7 +6,8 @@ from opentelemetry.sdk.trace import sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from duemq.message import Message, Origin
+from duemq.consumer.delivery.calling import Calling
+from duemq.message import Message, Origin, Untraced
 from duemq.outcomes import BatchFailed, errors_of
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
@@ -222,6 +223,25 @@ def test_the_row_of_the_first_has_the_id_that_was_current():
     (frame,) = frames
     assert frame.rows == 11
     assert frame.span_ids[:8] == contexts[0].span_id.to_bytes(8, "big")
+
+
+def test_who_is_called_for_many_messages_asks_once_whether_anybody_watches():
+    calling = Calling(lambda message: None, batch=False, group="billing", client_id="c")
+    assert calling.watch() is None
+    found = []
+
+    def callback(span):
+        # Nobody's, but for those with a trace.
+        watch = calling.watch(pull())
+        for each in (message(1, properties={}), message(2)):
+            with watch([each]):
+                found.append(trace.get_current_span() is not span)
+        assert calling.watch([message(1, properties={})]) is None
+        assert calling.watch([message(1, Untraced(*PULL)), message(2, Untraced(*PULL))]) is None
+        assert calling.watch() is not None
+
+    spans_of([message(9)], light=True, callback=callback)
+    assert found == [False, True]
 
 
 def test_of_one_message_without_a_trace_nobody_wants_to_know():
