@@ -202,7 +202,9 @@ def encode_calls(rows: ProcessRows, schema_version: int, service: str, instance:
 
 def _rest(client_id: str) -> str:
     """What has no column."""
-    return f'{{"{attribute.BROADCAST}":true}}' if isinstance(client_id, attribute.BroadcastId) else ""
+    return (
+        f'{{"{attribute.BROADCAST}":true}}' if isinstance(client_id, attribute.BroadcastId) else ""
+    )
 
 
 def _put_dues(
