@@ -326,7 +326,7 @@ class Batch:
         `server`: the address of the broker that has it, for the spans.
         """
         if self.sends:
-            begun, self.sends = self.sends, []
+            begun, self.sends, self.run = self.sends, [], None
             try:
                 sends.end(self, begun, server)
             except Exception:
