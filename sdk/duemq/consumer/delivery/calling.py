@@ -43,13 +43,15 @@ class Calling:
         self._group = group
         self._client_id = client_id
 
-    async def awaited(self, messages: Sequence[Message], argument: Any) -> BaseException | None:
-        """Answers what the callback raised, an exit too.
+    async def awaited(
+        self, messages: Sequence[Message], argument: Any, span: Watch | None
+    ) -> BaseException | None:
+        """Answers what the callback raised, an exit too.  `span`: as of `watch`, or `self.span`.
 
         Raises only what is not of the callback's making, but is to end this task.
         """
         try:
-            with self.span(messages):
+            with _NOT_WATCHED if span is None else span(messages):
                 check_ran(await self.callback(argument))
         except BaseException as error:
             if _ends_the_task(error):

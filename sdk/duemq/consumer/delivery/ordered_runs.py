@@ -144,7 +144,7 @@ class OrderedCaller(Calling):
             run.seconds = time.monotonic() - began_s
 
     async def _await_each(self, run: OrderedRun) -> None:
-        lease, pending = self._lease, run.pending
+        lease, pending, span = self._lease, run.pending, self.watch()
         enough_s = inf
         for index, segment in enumerate(run.segments):
             run.current = index
@@ -154,7 +154,7 @@ class OrderedCaller(Calling):
                     return
                 if enough_s == inf:
                     run.began_s, enough_s = now_s, now_s + SLICE_S
-                error = await self.awaited([entry.message], entry.message)
+                error = await self.awaited([entry.message], entry.message, span)
                 if error is None:
                     entry.finish()
                     segment.done += 1
@@ -166,7 +166,7 @@ class OrderedCaller(Calling):
             if run.pending.dropped or self._lease.over:
                 return
             messages = [entry.message for entry in segment.entries]
-            error = await self.awaited(messages, messages)
+            error = await self.awaited(messages, messages, self.span)
             if error is None:
                 _list_done(segment)
             else:
