@@ -26,7 +26,10 @@ from duemq.tracing.spans import enabled, record, record_frame, traced
 __all__ = ["enabled", "record_fire", "record_schedule", "record_store", "traced"]
 
 FIRE_SPANS_MAX = 64
-"""Spans that one batch of fires becomes; more distinct due times share spans."""
+"""Spans that one batch of fires becomes; more distinct due times share spans.
+
+Such a span is as late as the message in its middle: as many are earlier as are later.
+"""
 
 
 def record_store(
@@ -109,15 +112,16 @@ def record_fire(
     ends = _ends(sizes) if len(sizes) == len(due_ms) else []
     for first, past in _runs(due_ms, FIRE_SPANS_MAX):
         attributes = attributes_of("fire", topic)
+        due = due_ms[(first + past) // 2]
         attributes |= {
             BROKER: broker,
             QUEUE: str(queue),
             QUEUE_OFFSET: offset + first,
             BATCH_COUNT: past - first,
-            DUE_MS: due_ms[first],
+            DUE_MS: due,
         }
         if error is None:
-            attributes[LATENESS_MS] = max(0, store_ms - due_ms[first])
+            attributes[LATENESS_MS] = max(0, store_ms - due)
         start = ends[first - 1] if ends and first else 0
         end = ends[past - 1] if ends else len(records)
         found = contexts_in(records, start=start, end=end)
@@ -125,7 +129,7 @@ def record_fire(
 
 
 def _runs(due_ms: Sequence[int], runs_max: int) -> list[tuple[int, int]]:
-    """Half-open ranges of equal due times; where there are too many, the earliest counts."""
+    """Half-open ranges of equal due times; where there are too many, the middle one counts."""
     starts = [i for i in range(len(due_ms)) if i == 0 or due_ms[i] != due_ms[i - 1]]
     if len(starts) > runs_max:
         starts = [starts[i * len(starts) // runs_max] for i in range(runs_max)]

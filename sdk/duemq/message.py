@@ -149,6 +149,10 @@ class Message:
         """Both were brought by one pull."""
         return self._origin is other._origin
 
+    def lay_with(self, other: Message) -> bool:
+        """Both were in one queue."""
+        return self._origin == other._origin
+
     @property
     def born_ms(self) -> int:
         """When the producer made it, by the producer's clock."""

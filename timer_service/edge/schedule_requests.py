@@ -27,6 +27,8 @@ from duemq_server.timer_service.timers.keyed import KeyedRecords
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
 
 SLICE = 250  # records read at once
+SPANNED_MAX = 16_384
+"""Requests of which it is known that they have their span; a client asks again within seconds."""
 _ENTRY = bytes([ENTRY_TAG])
 
 
@@ -37,6 +39,7 @@ class ScheduleRequests:
         self._shard = shard
         self._links = links
         self._settings = settings
+        self._spanned: dict[bytes, None] = {}
 
     async def schedule(self, request: timer_pb2.ScheduleRequest) -> timer_pb2.ScheduleResponse:
         """Raises DuemqErrors, as of the rpc."""
@@ -59,8 +62,20 @@ class ScheduleRequests:
                 handle=proto_of(result.handle),
                 replaced=proto_of(result.replaced) if result.replaced is not None else None,
             )
-        self._trace(records, response, start_ns)
+        if self._to_span(request):
+            self._trace(records, response, start_ns)
         return response
+
+    def _to_span(self, request: timer_pb2.ScheduleRequest) -> bool:
+        """Once, however often it comes: whose call was broken off had no span."""
+        if not (spans.enabled() and spans.traced(request.topic)):
+            return False
+        if request.request_id in self._spanned:
+            return False
+        self._spanned[request.request_id] = None
+        if len(self._spanned) > SPANNED_MAX:
+            del self._spanned[next(iter(self._spanned))]
+        return True
 
     async def _records(self, request: timer_pb2.ScheduleRequest) -> KeyedRecords:
         """Raises InvalidArgument, TooLarge, Unavailable for another shard's key."""
@@ -103,8 +118,6 @@ class ScheduleRequests:
     def _trace(
         self, records: KeyedRecords, response: timer_pb2.ScheduleResponse, start_ns: int
     ) -> None:
-        if not (spans.enabled() and spans.traced(records.topic)):
-            return
         first = response.results[0].handle
         spans.record_schedule(
             records.topic,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -213,15 +214,9 @@ class Batch:
         if self.run is None:
             self.run = sends.Run()
             self.sends.append((index, self.run))
-        encoded = self.run.begin(index, body_bytes, labels[0], labels[1], parent)
+        self.run.begin(index, body_bytes, labels[0], labels[1], parent)
         self.traced = True
-        self.size += len(encoded)
-        if self.carried:
-            first, last = self.carried[-1]
-            if first + len(last) == index and isinstance(last, list):
-                last.append(encoded)
-                return
-        self.carried.append((index, [encoded]))
+        self.size += sends.ENTRY_BYTES
 
     def _add_begun(self, first: int, begun: sends.Begun, encoded: Sequence[bytes]) -> None:
         self.traced = True
@@ -272,10 +267,15 @@ class Batch:
         self.epoch, self.sequence = numbers.epoch, numbers.sequence
         return self.encoded
 
-    def _encode(self, queue_id: int, numbers: Numbers) -> bytes:
-        parts, sizes = batch_encoding.records_and_sizes(
-            self.bodies, self.extras, self.id_head, self.born, self.carried
+    def parts(self) -> tuple[list[bytes], array[int]]:
+        """The pieces of the encoded records, and the sizes of these."""
+        carried = self.carried if self.run is None else [*self.carried, *self.run.carried()]
+        return batch_encoding.records_and_sizes(
+            self.bodies, self.extras, self.id_head, self.born, carried
         )
+
+    def _encode(self, queue_id: int, numbers: Numbers) -> bytes:
+        parts, sizes = self.parts()
         due_values = b""
         if self.due_field:
             due_values = batch_encoding.due_array(self.due_field, self.due_values)
@@ -326,7 +326,7 @@ class Batch:
         `server`: the address of the broker that has it, for the spans.
         """
         if self.sends:
-            begun, self.sends = self.sends, []
+            begun, self.sends, self.run = self.sends, [], None
             try:
                 sends.end(self, begun, server)
             except Exception:

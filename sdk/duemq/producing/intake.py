@@ -84,7 +84,8 @@ class Intake:
             due = due_of(delay, deliver_at, delay_level)
         if not target.growing:
             outbox.tracing = spans.enabled()  # once a frame
-        if outbox.tracing and target.traced:
+        inherits = outbox.tracing and target.traced
+        if inherits and (properties or current_context() is not NO_CONTEXT):
             extras, parent = _inherited(extras, key, tag, ordering_key, properties)
         now_ms = time_ns() // 1_000_000
         return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)

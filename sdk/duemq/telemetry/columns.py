@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
 from duemq.protocol.limits import SPAN_NUMBERS
-from duemq.telemetry import process_columns, send_columns
+from duemq.telemetry import light_columns
 from duemq.telemetry.light_spans import LightSpan, ProcessRows, SendRows
 from duemq.telemetry.string_columns import put_texts
 from duemq.tracing import attributes as attribute
@@ -69,9 +69,9 @@ _RANGES = SPAN_NUMBERS | {"attempt": range(-(2**31), 2**31)}
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
     """One SpanBatch of these spans, serialized."""
     if isinstance(spans, SendRows):
-        return send_columns.encode(spans, SCHEMA_VERSION, *_process_of(spans.resource))
+        return light_columns.encode_sends(spans, SCHEMA_VERSION, *_process_of(spans.resource))
     if isinstance(spans, ProcessRows):
-        return process_columns.encode(spans, SCHEMA_VERSION, *_process_of(spans.resource))
+        return light_columns.encode_calls(spans, SCHEMA_VERSION, *_process_of(spans.resource))
     batch = SpanBatch(schema_version=SCHEMA_VERSION, rows=len(spans))
     _put_identity(batch, spans)
     _put_times(batch, spans)

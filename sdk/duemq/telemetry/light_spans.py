@@ -13,11 +13,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
-from opentelemetry.util.types import AttributeValue
 
 from duemq.tracing import attributes as attribute
 from duemq.tracing import spans as tracing
-from duemq.tracing.contexts import Found
 from duemq.tracing.process_frames import ProcessFrame
 from duemq.tracing.sends import LightFrame, SendFrame
 
@@ -29,18 +27,8 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 class LightSpan(ReadableSpan):
     """A finished span.  What it is linked to is a list of texts until somebody looks."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: dict[str, AttributeValue],
-        parent: SpanContext,
-        found: Found,
-        start_ns: int,
-        end_ns: int,
-        error: BaseException | None,
-        resource: Resource,
-    ) -> None:
+    def __init__(self, span: tracing.Finished, resource: Resource) -> None:
+        name, kind, attributes, parent, self._found, start_ns, end_ns, error = span
         status = _UNSET
         if error is not None:
             attributes[attribute.ERROR_TYPE], status = attribute.failure(error)
@@ -56,7 +44,6 @@ class LightSpan(ReadableSpan):
             end_time=end_ns,
             instrumentation_scope=_SCOPE,
         )
-        self._found = found
 
     @property
     def links(self) -> Sequence[Link]:

@@ -19,15 +19,13 @@ from typing import Any
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
-from opentelemetry.trace import SpanContext, SpanKind
-from opentelemetry.util.types import AttributeValue
 
 from duemq.telemetry.columns import BATCH_SPANS_MAX
 from duemq.telemetry.counts import QUEUE_FULL
 from duemq.telemetry.exporter import CountingExporter
 from duemq.telemetry.light_spans import LightRows, LightSpan, ProcessRows, SendRows, rows_of
-from duemq.tracing.contexts import Found
 from duemq.tracing.sends import LightFrame
+from duemq.tracing.spans import Finished
 
 _logger = logging.getLogger(__name__)
 
@@ -63,12 +61,12 @@ class SpanQueue(SpanProcessor):
 
         def begin_in_child() -> None:
             queue = reference()
-            if queue is not None and not queue._ended:
-                queue._begin()
+            if queue is not None:
+                queue._begin(ended=queue._ended)
 
         os.register_at_fork(after_in_child=begin_in_child)
 
-    def _begin(self) -> None:
+    def _begin(self, *, ended: bool = False) -> None:
         self._spans: deque[ReadableSpan] = deque()
         # An export is of one kind, whatever comes in between.
         self._frames: dict[type[LightRows[Any]], deque[LightFrame]] = {
@@ -77,9 +75,12 @@ class SpanQueue(SpanProcessor):
         }
         self._exporting = threading.Lock()  # guards the exporter
         self._wake = threading.Event()
-        self._ended = False
+        self._ended = ended
         self._thread = threading.Thread(target=self._run, name="duemq-trace-export", daemon=True)
-        self._thread.start()
+        if ended:
+            self._counts.close()
+        else:
+            self._thread.start()
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queues a sampled span, or counts it as dropped."""
@@ -87,23 +88,10 @@ class SpanQueue(SpanProcessor):
             self._spans.append(span)
             self._wake_if_full()
 
-    def record(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: dict[str, AttributeValue],
-        parent: SpanContext,
-        found: Found,
-        start_ns: int,
-        end_ns: int,
-        error: BaseException | None,
-    ) -> None:
+    def record(self, span: Finished) -> None:
         """Queues a finished span, or counts it as dropped."""
-        span = LightSpan(
-            name, kind, attributes, parent, found, start_ns, end_ns, error, self._resource
-        )
         if self._admit(1):
-            self._spans.append(span)
+            self._spans.append(LightSpan(span, self._resource))
             self._wake_if_full()
 
     def put(self, frame: LightFrame) -> None:

@@ -19,7 +19,7 @@ def put_texts(column: StringColumn, values: Sequence[str]) -> None:
         _put_one(column, values[0], len(values))
         return
     if len(table) == len(values):
-        column.rows.extend(range(len(values)))
+        column.rows.MergeFrom(numbered(len(values)).rows)
     else:
         numbers = dict(zip(table, range(len(table)), strict=True))
         column.rows.extend(map(numbers.__getitem__, values))
@@ -41,6 +41,12 @@ def _put_one(column: StringColumn, value: str, count: int) -> None:
     if value:
         column.values.append(value)
         column.rows.MergeFrom(_zeros(count).rows)
+
+
+@lru_cache
+def numbered(count: int) -> StringColumn:
+    """So many rows, each of a value of its own."""
+    return StringColumn(rows=range(count))
 
 
 @lru_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import randbytes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,9 @@ class Call(NamedTuple):
     end_ns: int
 
 
+_NO_CALL = Call("", "", 0, "", "", 0, 0)
+
+
 class ProcessFrame(NamedTuple):
     """Light spans of one call: an entry a message in each column."""
 
@@ -47,6 +50,11 @@ class ProcessFrame(NamedTuple):
     attempts: Sequence[int]
     due_ms: Sequence[int]
     failures: Sequence[tuple[str, Status] | None]
+
+    def ended(self, call: Call, errors: Sequence[BaseException | None] = ()) -> ProcessFrame:
+        """`errors`: why some failed."""
+        failures = [None if error is None else failure(error) for error in errors]
+        return ProcessFrame(call, *self[1:-1], failures or self.failures)
 
     @property
     def rows(self) -> int:
@@ -65,19 +73,12 @@ class ProcessFrame(NamedTuple):
         )
 
 
-def frame_of(
-    call: Call,
-    messages: Sequence[Message],
-    trace_ids: bytes,
-    parent_ids: bytes,
-    blamed: Mapping[int, BaseException],
-) -> ProcessFrame:
-    """Of these messages.  `blamed`: why some failed, by place."""
+def frame_of(messages: Sequence[Message], trace_ids: bytes, parent_ids: bytes) -> ProcessFrame:
+    """Of callbacks to be, for these messages."""
     records = records_of(messages)
     count = len(records)
-    failures = map(blamed.get, range(count)) if blamed else [None] * count
     return ProcessFrame(
-        call,
+        _NO_CALL,
         trace_ids,
         parent_ids,
         randbytes(SPAN_ID_BYTES * count),
@@ -89,5 +90,5 @@ def frame_of(
         [record.attempt for record in records],
         # A producer wrote it; beyond the limits it is no time.
         [due if (due := record.due_ms) in _DUES_MS else 0 for record in records],
-        [failure(error) if error is not None else None for error in failures],
+        [None] * count,
     )

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach, get_current
-from opentelemetry.trace import NonRecordingSpan, Span, SpanKind
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+)
 from opentelemetry.util.types import AttributeValue
 
-from duemq.message import traceparents
+from duemq.message import records_of, traceparents
 from duemq.tracing import guarded, spans
 from duemq.tracing.attributes import (
     ATTEMPT,
@@ -22,9 +30,15 @@ from duemq.tracing.attributes import (
     attributes_of,
     of_message,
 )
-from duemq.tracing.contexts import Found, is_sampled, usual_ids, with_baggage
+from duemq.tracing.contexts import (
+    BAGGAGE,
+    TRACEPARENT,
+    is_sampled,
+    usual_ids,
+    with_baggage,
+)
 from duemq.tracing.process_frames import Call, ProcessFrame, frame_of
-from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
+from duemq.tracing.sampling import SPAN_ID_BYTES
 
 if TYPE_CHECKING:
     from duemq.message import Message
@@ -33,13 +47,73 @@ Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseExceptio
 """An error for each message that failed, by its place, when the callback raised."""
 
 
+def _asked(name: str) -> Any:
+    def asked(span: CurrentSpan, *given: Any, **named: Any) -> Any:
+        return getattr(span.made(), name)(*given, **named)
+
+    return asked
+
+
+class CurrentSpan(Span):
+    """Of a message with a sampled context: OpenTelemetry's once more is asked than who it is."""
+
+    def __init__(
+        self, message: Message, span_id: bytes, make: Callable[[Message, int], Span]
+    ) -> None:
+        """`span_id`: and whatever follows it."""
+        self._message = message
+        self._span_id = int.from_bytes(span_id[:SPAN_ID_BYTES], "big")
+        self._make = make
+        self._context: SpanContext | None = None
+
+    def made(self) -> Span:
+        """OpenTelemetry's; of two threads that ask at once, one's."""
+        known = self.__dict__
+        return known.get("made_") or known.setdefault(
+            "made_", self._make(self._message, self._span_id)
+        )
+
+    def is_made(self) -> bool:
+        """Whether anybody asked.  From now on nobody can."""
+        return self.__dict__.setdefault("made_", INVALID_SPAN) is not INVALID_SPAN
+
+    def get_span_context(self) -> SpanContext:
+        """As of a child of the message's creation context."""
+        if self._context is None:
+            creation = spans.creation_of(self._message)
+            assert creation is not None
+            of_all = creation.trace_id, self._span_id, False, TraceFlags(TraceFlags.SAMPLED)
+            self._context = SpanContext(*of_all, creation.trace_state)
+        return self._context
+
+    def is_recording(self) -> bool:
+        """Until it ends."""
+        made: Span | None = self.__dict__.get("made_")
+        return made is None or made.is_recording()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.made(), name)
+
+    end = _asked("end")
+    set_attributes = _asked("set_attributes")
+    set_attribute = _asked("set_attribute")
+    add_event = _asked("add_event")
+    add_link = _asked("add_link")
+    update_name = _asked("update_name")
+    set_status = _asked("set_status")
+    record_exception = _asked("record_exception")
+
+
 def wanted(messages: Sequence[Message]) -> bool:
     """Whether any of these messages may have a process span.  Those of a pull are together."""
     if not messages or not spans.enabled():
         return False
-    if messages[0].came_with(messages[-1]):
+    if not messages[0].came_with(messages[-1]):
+        return any(message.may_be_traced for message in messages)
+    if len(messages) > 1 or not messages[0].may_be_traced:
         return messages[0].may_be_traced
-    return any(message.may_be_traced for message in messages)
+    (record,) = records_of(messages)
+    return TRACEPARENT in record.properties or BAGGAGE in record.properties
 
 
 @contextmanager
@@ -56,81 +130,51 @@ def process(
     so that end-to-end times stay exact for a batch callback too; the first sampled one is current
     while the callback runs.
     """
-    carried = traceparents(messages) if wanted(messages) else {}
-    light = spans.light_sink() if carried else None
-    ids = _ids_of_one_pull(messages, carried) if light is not None else None
-    chosen = carried if ids is not None else _sampled(messages, carried)
-    if not chosen:
+    places, frame = _chosen(messages) if wanted(messages) else ((), None)
+    if not places:
         with _unsampled(messages):
             yield
         return
     started_ns = time_ns()
-    # Of light ones the first is a real span too: the callback may add to it.
-    begun = list(chosen)[: None if light is None else 1]
-    real = {index: _begin(messages[index], group, client_id, started_ns) for index in begun}
-    context = with_baggage(get_current(), messages[begun[0]].properties)
-    token = attach(trace.set_span_in_context(real[begun[0]], context))
+    begin = partial(_begin, group=group, client_id=client_id, started_ns=started_ns)
+    first = messages[places[0]]
+    # Of light ones the first alone: the callback may add to it.
+    light = CurrentSpan(first, frame.span_ids, begin) if frame is not None else None
+    begun = {places[0]: light} if light else {at: begin(messages[at]) for at in places}
+    context = with_baggage(get_current(), first.properties)
+    token = attach(trace.set_span_in_context(begun[places[0]], context))
     blamed: Mapping[int, BaseException] = {}
     try:
         yield
     except BaseException as error:
-        blamed = blame(error, messages) if blame else dict.fromkeys(chosen, error)
+        blamed = blame(error, messages) if blame else dict.fromkeys(places, error)
         raise
     finally:
         detach(token)
-        for index, span in real.items():
-            if index in blamed:
-                spans.fail(span, blamed[index])
+        for index in begun.keys() & blamed.keys():
+            spans.fail(begun[index], blamed[index])
+        if frame is not None and light is not None and (sink := spans.sink()) is not None:
+            own = light.is_made()  # otherwise its row says all of it
+            origin = first.topic, first.broker, first.queue
+            call = Call(*origin, group, client_id, started_ns, max(started_ns, time_ns()))
+            ended = frame.ended(call, [blamed.get(index) for index in places] if blamed else ())
+            if len(places) > own:
+                sink.put(ended.part(1, len(places)) if own else ended)
+            begun = begun if own else {}
+        for span in begun.values():
             guarded.end(span)
-        rest = [index for index in chosen if index not in real]
-        if light is not None and rest:
-            times = started_ns, max(started_ns, time_ns())
-            if ids is not None:
-                origin = messages[0].topic, messages[0].broker, messages[0].queue
-                call = Call(*origin, group, client_id, *times)
-                light.put(_frame_of(call, messages, rest, ids, blamed))
-            else:
-                for index in rest:
-                    _record(
-                        messages[index], chosen[index], group, client_id, times, blamed.get(index)
-                    )
 
 
-def _ids_of_one_pull(
-    messages: Sequence[Message], carried: Mapping[int, str]
-) -> tuple[bytes, bytes] | None:
-    """(Trace ids, span ids) that these messages carry, if a frame can have their spans."""
-    first, traced = messages[0], (messages[index] for index in carried)
-    alike = first.topic == first.stored_topic and all(map(first.came_with, traced))
-    if not (alike and spans.head.parent_based and spans.traced(first.topic)):
-        return None
-    return usual_ids(list(carried.values()))
-
-
-def _frame_of(
-    call: Call,
-    messages: Sequence[Message],
-    rest: Sequence[int],
-    ids: tuple[bytes, bytes],
-    blamed: Mapping[int, BaseException],
-) -> ProcessFrame:
-    """Of all that are traced but the first."""
-    failed = {place: blamed[index] for place, index in enumerate(rest) if index in blamed}
-    trace_ids, parent_ids = ids[0][TRACE_ID_BYTES:], ids[1][SPAN_ID_BYTES:]
-    return frame_of(call, [messages[index] for index in rest], trace_ids, parent_ids, failed)
-
-
-def _record(
-    message: Message,
-    text: str,
-    group: str,
-    client_id: str,
-    times: tuple[int, int],
-    error: BaseException | None,
-) -> None:
-    attributes = _process_attributes(message, group, client_id, times[0])
-    found = Found([text], 1)
-    spans.record("process", SpanKind.CONSUMER, message.topic, attributes, found, *times, error)
+def _chosen(messages: Sequence[Message]) -> tuple[Sequence[int], ProcessFrame | None]:
+    """(Places of messages that get a span, these if they can be light)."""
+    carried, first = traceparents(messages), messages[0]
+    traced = [messages[index] for index in carried]
+    alike = first.topic == first.stored_topic and all(map(first.lay_with, traced))
+    if alike and spans.light_sink() is not None and spans.traced(first.topic):
+        ids = usual_ids(list(carried.values()))
+        if ids is not None and spans.head.follows_all(ids[0]):
+            return list(carried), frame_of(traced, *ids)
+    return list(_sampled(messages, carried)), None
 
 
 def _sampled(messages: Sequence[Message], carried: Mapping[int, str]) -> dict[int, str]:
@@ -161,12 +205,15 @@ def _unsampled(messages: Sequence[Message]) -> Iterator[None]:
         detach(token)
 
 
-def _begin(message: Message, group: str, client_id: str, started_ns: int) -> Span:
+def _begin(
+    message: Message, span_id: int | None = None, *, group: str, client_id: str, started_ns: int
+) -> Span:
     creation = spans.creation_of(message)
     creations = [] if creation is None else [creation]
     attributes = _process_attributes(message, group, client_id, started_ns)
     kind = SpanKind.CONSUMER
-    return spans.begin("process", message.topic, kind, attributes, creations, started_ns)
+    times = started_ns, span_id
+    return spans.begin("process", message.topic, kind, attributes, creations, *times)
 
 
 def _process_attributes(

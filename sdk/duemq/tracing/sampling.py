@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from math import log, log1p
 from random import getrandbits, randbytes, random
+from struct import Struct
 from typing import Any
 
 from opentelemetry.context import Context, attach, get_current, set_value
@@ -78,6 +79,10 @@ class Head:
         if self.parent_based:
             return parent.trace_flags.sampled
         return parent.trace_id % _ID_LIMIT < self._bound
+
+    def follows_all(self, trace_ids: bytes) -> bool:
+        """The same of sampled parents with these trace ids, one after the other."""
+        return self.parent_based or max(Struct(">8xQ").iter_unpack(trace_ids))[0] < self._bound
 
     def low_bits(self) -> int:
         """The lower half of a trace id that the sampler takes; of known samplers."""

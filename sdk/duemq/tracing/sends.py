@@ -16,12 +16,11 @@ from time import time_ns
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from opentelemetry import trace
-from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, SpanKind
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext
 
 from duemq.protocol.record_bytes import property_entry
 from duemq.tracing import spans
-from duemq.tracing.contexts import TRACEPARENT, Found, extract
+from duemq.tracing.contexts import TRACEPARENT, extract
 from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
 
 UNSAMPLED = INVALID_SPAN_CONTEXT
@@ -29,7 +28,7 @@ UNSAMPLED = INVALID_SPAN_CONTEXT
 
 # {"traceparent": "00-…"} with the length of the usual text, as an entry of Record.properties.
 _ENTRY = b"\x32\x46\x0a\x0btraceparent\x12\x3700-%b-%b-01"
-_ENTRY_BYTES = len(_ENTRY % (bytes(2 * TRACE_ID_BYTES), bytes(2 * SPAN_ID_BYTES)))
+ENTRY_BYTES = len(_ENTRY % (bytes(2 * TRACE_ID_BYTES), bytes(2 * SPAN_ID_BYTES)))
 _LENGTHS_KEPT = 64
 
 
@@ -65,18 +64,11 @@ class Lights(NamedTuple):
 
 
 class Run:
-    """Light spans of a batch's messages that come one by one."""
+    """Light spans of a batch's messages that come one by one, drawn when all are there."""
 
     def __init__(self) -> None:
-        self._indexes: list[int] = []
-        self._trace_ids: list[bytes] = []
-        self._span_ids = b""
-        self._starts_ns: list[int] = []
-        self._body_bytes: list[int] = []
-        self._keys: list[str | None] = []
-        self._tags: list[str | None] = []
-        self._parents: list[SpanContext | None] = []
-        self._encoded: list[bytes] = []
+        self._begun: list[tuple[int, int, int, str | None, str | None, SpanContext | None]] = []
+        self._lights: Lights | None = None
 
     def begin(
         self,
@@ -85,44 +77,32 @@ class Run:
         key: str | None,
         tag: str | None,
         parent: SpanContext | None,
-    ) -> bytes:
-        """Of the message at `index`; answers what its record is to carry."""
-        at = len(self._indexes)
-        if at == len(self._encoded):
-            # Ahead, as many as there are: of a few that costs little, of many next to nothing.
-            self._draw(max(1, at))
-        if parent is not None:
-            trace_id = parent.trace_id.to_bytes(TRACE_ID_BYTES, "big")
-            span_id = self._span_ids[SPAN_ID_BYTES * at : SPAN_ID_BYTES * (at + 1)]
-            self._trace_ids[at] = trace_id
-            (self._encoded[at],) = _entries(trace_id, span_id, 1)
-        self._indexes.append(index)
-        self._starts_ns.append(time_ns())
-        self._body_bytes.append(body_bytes)
-        self._keys.append(key)
-        self._tags.append(tag)
-        self._parents.append(parent)
-        return self._encoded[at]
-
-    def _draw(self, count: int) -> None:
-        trace_ids, span_ids = spans.head.trace_ids(count), randbytes(SPAN_ID_BYTES * count)
-        self._trace_ids += _pieces(TRACE_ID_BYTES, count).unpack(trace_ids)
-        self._span_ids += span_ids
-        self._encoded += _entries(trace_ids, span_ids, count)
+    ) -> None:
+        """Of the message at `index`."""
+        self._begun.append((index, time_ns(), body_bytes, key, tag, parent))
 
     def lights(self) -> Lights:
-        """What was begun."""
-        count = len(self._indexes)
-        return Lights(
-            self._indexes,
-            b"".join(self._trace_ids[:count]),
-            self._span_ids[: SPAN_ID_BYTES * count],
-            self._starts_ns,
-            self._body_bytes,
-            self._keys,
-            self._tags,
-            self._parents,
-        )
+        """Of all; no further one may begin."""
+        if self._lights is None:
+            indexes, starts_ns, sizes, keys, tags, parents = zip(*self._begun, strict=True)
+            ids = bytearray(spans.head.trace_ids(len(indexes)))
+            for at, parent in enumerate(parents) if any(parents) else ():
+                if parent is not None:
+                    own = parent.trace_id.to_bytes(TRACE_ID_BYTES, "big")
+                    ids[TRACE_ID_BYTES * at : TRACE_ID_BYTES * (at + 1)] = own
+            span_ids = randbytes(SPAN_ID_BYTES * len(indexes))
+            drawn = bytes(ids), span_ids, starts_ns
+            self._lights = Lights(indexes, *drawn, sizes, keys, tags, parents)
+        return self._lights
+
+    def carried(self) -> Iterator[tuple[int, Sequence[bytes]]]:
+        """What the records of messages next to each other are to carry, by index of the first."""
+        lights = self.lights()
+        indexes, encoded, first = lights.indexes, lights.encoded, 0
+        for past in range(1, len(indexes) + 1):
+            if past == len(indexes) or indexes[past] != indexes[past - 1] + 1:
+                yield indexes[first], encoded[first:past]
+                first = past
 
 
 def _entries(trace_ids: bytes, span_ids: bytes, count: int) -> Sequence[bytes]:
@@ -131,7 +111,7 @@ def _entries(trace_ids: bytes, span_ids: bytes, count: int) -> Sequence[bytes]:
     ids = [b""] * (2 * count)
     ids[0::2] = _pieces(2 * TRACE_ID_BYTES, count).unpack(hexlify(trace_ids))
     ids[1::2] = _pieces(2 * SPAN_ID_BYTES, count).unpack(hexlify(span_ids))
-    return _pieces(_ENTRY_BYTES, count).unpack(_ENTRY * count % tuple(ids))
+    return _pieces(ENTRY_BYTES, count).unpack(_ENTRY * count % tuple(ids))
 
 
 @lru_cache(_LENGTHS_KEPT)
@@ -202,18 +182,8 @@ class Sink(Protocol):
     def put(self, frame: LightFrame) -> None:
         """Takes them over, or counts them as dropped."""
 
-    def record(
-        self,
-        name: str,
-        kind: SpanKind,
-        attributes: dict[str, AttributeValue],
-        parent: SpanContext,
-        found: Found,
-        start_ns: int,
-        end_ns: int,
-        error: BaseException | None,
-    ) -> None:
-        """Takes a finished one over that is linked to `found`, or counts it as dropped."""
+    def record(self, span: spans.Finished) -> None:
+        """Takes it over, or counts it as dropped."""
 
 
 def parent_of(properties: Mapping[str, str] | None) -> SpanContext | None:

@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -276,6 +277,19 @@ def record_settle(
 # ── recording ────────────────────────────────────────────────────────────────────────
 
 
+class Finished(NamedTuple):
+    """A light span that is linked to `found`."""
+
+    name: str
+    kind: SpanKind
+    attributes: dict[str, AttributeValue]
+    parent: SpanContext
+    found: Found
+    start_ns: int
+    end_ns: int
+    error: BaseException | None
+
+
 def record_frame(
     operation: str,
     kind: SpanKind,
@@ -314,9 +328,8 @@ def record(
     end_ns = max(start_ns, end_ns)
     light = light_sink()
     if light is not None and head.follows(first):
-        light.record(
-            f"{operation} {topic}", kind, attributes, first, found, start_ns, end_ns, error
-        )
+        name = f"{operation} {topic}"
+        light.record(Finished(name, kind, attributes, first, found, start_ns, end_ns, error))
         return
     span = begin(operation, topic, kind, attributes, list(found.sampled), start_ns)
     if error is not None:
@@ -331,14 +344,20 @@ def begin(
     attributes: dict[str, AttributeValue],
     creations: Sequence[SpanContext],
     start_ns: int | None = None,
+    span_id: int | None = None,
 ) -> Span:
     """Begins the span of messages with these creation contexts: linked to all, child of the first.
 
-    While `enabled`.  Of a malformed context, none: a trace of its own.
+    While `enabled`.  Of a malformed context, none: a trace of its own.  `span_id`: of a child that
+    others know already.
     """
-    assert _tracer is not None
+    tracer = copy(_tracer) if span_id else _tracer
+    assert tracer is not None
+    if span_id:
+        ids = SimpleNamespace(generate_span_id=lambda: span_id)
+        tracer.id_generator = ids  # type: ignore[attr-defined]
     return guarded.start(
-        _tracer,
+        tracer,
         f"{operation} {topic}",
         context=_context(creations[0] if creations else None),
         kind=kind,

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 from duemq.consumer.delivery.workers import Callback
 from duemq.message import Message
 from duemq.outcomes import errors_of
-from duemq.tracing import meters, processing
+from duemq.tracing import meters, processing, spans
 
+Watch = Callable[[Sequence[Message]], AbstractContextManager[None]]
 _NOT_WATCHED = nullcontext()
 # What calls of `async def` functions and of those with `yield` return: nothing of them ran yet.
 _NOT_BEGUN = CoroutineType, GeneratorType, AsyncGeneratorType
@@ -42,13 +43,15 @@ class Calling:
         self._group = group
         self._client_id = client_id
 
-    async def awaited(self, messages: Sequence[Message], argument: Any) -> BaseException | None:
-        """Answers what the callback raised, an exit too.
+    async def awaited(
+        self, messages: Sequence[Message], argument: Any, span: Watch | None
+    ) -> BaseException | None:
+        """Answers what the callback raised, an exit too.  `span`: as of `watch`, or `self.span`.
 
         Raises only what is not of the callback's making, but is to end this task.
         """
         try:
-            with self.span(messages):
+            with _NOT_WATCHED if span is None else span(messages):
                 check_ran(await self.callback(argument))
         except BaseException as error:
             if _ends_the_task(error):
@@ -59,12 +62,21 @@ class Calling:
     def span(self, messages: Sequence[Message]) -> AbstractContextManager[None]:
         """Traces and measures the callback for these messages."""
         if not meters.enabled() or not messages:
-            return self._span(messages) if processing.wanted(messages) else _NOT_WATCHED
+            return self._traced(messages)
         return self._measured(messages)
 
-    def watched(self, messages: Sequence[Message]) -> bool:
-        """Whether anybody wants to know of callbacks for these messages of one pull."""
-        return meters.enabled() or processing.wanted(messages)
+    def watch(self, messages: Sequence[Message] | None = None) -> Watch | None:
+        """As `span`, for each of many callbacks, which have a message; None: nobody wants it.
+
+        `messages`: all of them, if one pull brought them.
+        """
+        if meters.enabled():
+            return self._measured
+        wanted = spans.enabled() if messages is None else processing.wanted(messages)
+        return self._traced if wanted else None
+
+    def _traced(self, messages: Sequence[Message]) -> AbstractContextManager[None]:
+        return self._span(messages) if processing.wanted(messages) else _NOT_WATCHED
 
     @contextmanager
     def _measured(self, messages: Sequence[Message]) -> Iterator[None]:

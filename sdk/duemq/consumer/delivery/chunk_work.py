@@ -96,13 +96,13 @@ class Caller(Calling):
 
     def _call_each(self, work: Work) -> None:
         walk, callback = work.walk, self.callback
-        watched = self.watched(work.chunk.messages)
+        span = self.watch(work.chunk.messages)
         for message in work.chunk.messages[walk.next :]:
             if walk.stopped:
                 return
             try:
-                if watched:
-                    with self.span([message]):
+                if span is not None:
+                    with span([message]):
                         answer = callback(message)
                         if answer is not None:
                             check_ran(answer)
@@ -149,11 +149,11 @@ class Caller(Calling):
             work.seconds = monotonic() - began
 
     async def _await_each(self, work: Work) -> None:
-        walk = work.walk
+        walk, span = work.walk, self.watch(work.chunk.messages)
         for message in work.chunk.messages[walk.next :]:
             if walk.stopped:
                 return
-            error = await self.awaited([message], message)
+            error = await self.awaited([message], message, span)
             if error is None:
                 walk.next += 1
             else:
@@ -161,7 +161,7 @@ class Caller(Calling):
 
     async def _await_batch(self, work: Work) -> None:
         messages = list(work.chunk.messages)
-        error = await self.awaited(messages, messages)
+        error = await self.awaited(messages, messages, self.span)
         if error is None:
             work.walk.next += len(messages)
         else:
@@ -169,7 +169,7 @@ class Caller(Calling):
 
     async def _await_aside(self, work: Work, indices: Indices) -> None:
         messages = [work.chunk.messages[index] for index in indices]
-        error = await self.awaited(messages, messages if self.batch else messages[0])
+        error = await self.awaited(messages, messages if self.batch else messages[0], self.span)
         if error is None:
             work.finished = indices
         else:

@@ -16,7 +16,6 @@ from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.message import Message
 from duemq.outcomes import failures_of
-from duemq.tracing import meters, spans
 
 # A worker begins no further message of a run after this time.
 SLICE_S = 0.01
@@ -97,7 +96,7 @@ class OrderedCaller(Calling):
 
     def _call_each(self, run: OrderedRun) -> None:
         callback, lease, pending = self.callback, self._lease, run.pending
-        clock, span = lease.clock, self.span if spans.enabled() or meters.enabled() else None
+        clock, span = lease.clock, self.watch()
         enough_s = inf
         for index, segment in enumerate(run.segments):
             run.current = index
@@ -145,7 +144,7 @@ class OrderedCaller(Calling):
             run.seconds = time.monotonic() - began_s
 
     async def _await_each(self, run: OrderedRun) -> None:
-        lease, pending = self._lease, run.pending
+        lease, pending, span = self._lease, run.pending, self.watch()
         enough_s = inf
         for index, segment in enumerate(run.segments):
             run.current = index
@@ -155,7 +154,7 @@ class OrderedCaller(Calling):
                     return
                 if enough_s == inf:
                     run.began_s, enough_s = now_s, now_s + SLICE_S
-                error = await self.awaited([entry.message], entry.message)
+                error = await self.awaited([entry.message], entry.message, span)
                 if error is None:
                     entry.finish()
                     segment.done += 1
@@ -167,7 +166,7 @@ class OrderedCaller(Calling):
             if run.pending.dropped or self._lease.over:
                 return
             messages = [entry.message for entry in segment.entries]
-            error = await self.awaited(messages, messages)
+            error = await self.awaited(messages, messages, self.span)
             if error is None:
                 _list_done(segment)
             else:

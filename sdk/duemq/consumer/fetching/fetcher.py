@@ -309,9 +309,9 @@ class Fetcher:
         end_ns, server = time.time_ns(), self._client.address_of(self._broker)
         asked_ns = end_ns - round(asked_s * 1e9)
         for records in answers:
-            if not records.records:
-                continue
             count = sum(records.run_counts)
+            if not count:
+                continue
             start_ns = min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns)
             seconds = (end_ns - start_ns) / 1e9
             meters.received(records.topic, self._group, count, seconds, server)

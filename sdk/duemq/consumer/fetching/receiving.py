@@ -23,7 +23,7 @@ def received(records: view_pb2.QueueRecordsView, broker: str, wanted: Filter) ->
     left out too, with an error in the log, and stops nobody.  Raises Corrupt if it cannot be told
     where a record begins.
     """
-    if not records.records:
+    if not records.run_counts:
         return []
     try:
         messages = messages_of(records, broker)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, TimerExists, Unavailable
-from duemq.producing import batch_encoding
 from duemq.producing.batch import Batch
 from duemq.producing.handle import text_of
 from duemq.producing.keyed.lanes import Call
@@ -40,10 +39,7 @@ class KeyedBatch(Batch):
 
     def records(self) -> bytes:
         """As a RecordBatch."""
-        parts, _ = batch_encoding.records_and_sizes(
-            self.bodies, self.extras, self.id_head, self.born, self.carried
-        )
-        return b"".join(parts)
+        return b"".join(self.parts()[0])
 
     def answered(self, shard: str, answer: timer_pb2.ScheduleResponse) -> None:
         """The shard has decided.  `wake` then tells who waits."""

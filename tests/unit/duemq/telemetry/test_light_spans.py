@@ -14,6 +14,7 @@ from duemq.telemetry.light_spans import LightSpan, SendRows
 from duemq.tracing import attributes as attribute
 from duemq.tracing.contexts import Found, contexts_in, extract
 from duemq.tracing.sends import Run, SendFrame
+from duemq.tracing.spans import Finished
 from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
 from tests.unit.duemq.telemetry.made_lights import Light, lights_of
@@ -35,6 +36,11 @@ def batch(due_ms=b"", error=None):
 def light(number, parent=None, key=None):
     ids = number.to_bytes(16, "big"), (number + 1).to_bytes(8, "big")
     return Light(*ids, 1_000 + number, 40, key, "red", parent)
+
+
+def light_span(found):
+    span = Finished("store orders", SpanKind.SERVER, {}, PARENT, found, 1, 2, None)
+    return LightSpan(span, RESOURCE)
 
 
 def rows():
@@ -69,14 +75,16 @@ def test_a_run_carries_its_spans():
 
 
 def test_spans_that_come_one_by_one_are_those_that_their_messages_carry():
-    run, given = Run(), []
+    run = Run()
     for number in range(40):
         parent = PARENT if number % 3 == 1 else None
-        given.append(run.begin(2 * number, number, f"k{number}", None, parent))
-    lights = run.lights()
+        run.begin(number + number // 20, number, f"k{number}", None, parent)
+    (first, some), (second, others) = run.carried()
+    assert (first, len(some), second) == (0, 20, 21)
+    given, lights = [*some, *others], run.lights()
     assert list(lights.encoded) == given
-    assert lights.indexes == list(range(0, 80, 2))
-    assert lights.body_bytes == list(range(40))
+    assert list(lights.indexes) == [*range(20), *range(21, 41)]
+    assert list(lights.body_bytes) == list(range(40))
     found = [extract(Record.FromString(each).properties) for each in given]
     assert len({context.span_id for context in found}) == 40
     of_parents = {number for number, each in enumerate(found) if each.trace_id == PARENT.trace_id}
@@ -99,7 +107,7 @@ def test_a_send_says_what_became_of_it():
 def test_a_span_of_a_frame_is_linked_to_all_its_messages():
     texts = [f"00-{7:032x}-{number:016x}-01" for number in (8, 9)]
     found = Found(texts, 2)
-    span = LightSpan("store orders", SpanKind.SERVER, {}, PARENT, found, 1, 2, None, RESOURCE)
+    span = light_span(found)
     assert [link.context.span_id for link in span.links] == [8, 9]
     assert (span.context.trace_id, span.parent) == (7, PARENT)
     assert span.context.span_id not in (0, 8)
@@ -108,8 +116,7 @@ def test_a_span_of_a_frame_is_linked_to_all_its_messages():
 def test_links_of_a_frame_s_span_are_put_in_as_others_are():
     texts = [f"00-{7:032x}-{number:016x}-01" for number in range(1, 20)]
     texts += [f"cc-{7:032x}-{20:016x}-01-what-will-be", f"00-{0:032x}-{21:016x}-01", "00-0"]
-    times = 1, 2, None, RESOURCE
-    span = LightSpan("store orders", SpanKind.SERVER, {}, PARENT, Found(texts, 22), *times)
+    span = light_span(Found(texts, 22))
     other = ReadableSpan(
         span.name,
         span.context,

@@ -1,6 +1,7 @@
 """When spans that wait are exported, and how many at once."""
 
 import os
+import signal
 import threading
 
 import pytest
@@ -78,7 +79,7 @@ def test_spans_of_sends_and_callbacks_fill_exports_of_their_own(queue):
     messages = [Message(Record(), Origin("orders", "broker-0", 0), 0, 0)] * 100
     for _ in range(8):
         queue.put(frame(200))
-        queue.put(frame_of(call, messages, b"a" * 1_600, b"b" * 800, {}))
+        queue.put(frame_of(messages, b"a" * 1_600, b"b" * 800).ended(call))
     queue.force_flush()
     assert sorted(queue.exporter.exports) == [800, 1_600]
 
@@ -166,3 +167,32 @@ def test_in_a_forked_child_a_queue_goes_on_unless_it_had_ended(queue, ended):
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (10 if ended else 14)
+
+
+def test_in_a_child_that_is_forked_during_the_shutdown_nothing_hangs(queue):
+    under_way, may_end = threading.Event(), threading.Event()
+
+    def delivering(spans):
+        under_way.set()
+        assert may_end.wait(60)
+
+    queue.exporter.deliver = delivering
+    queue.put(frame(1))
+    stopping = threading.Thread(target=queue.shutdown)
+    stopping.start()
+    assert under_way.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends it, if it hangs
+        code = 1
+        try:
+            queue.put(frame(3))
+            queue.force_flush()
+            code = 10 + queue.exporter.counts.dropped["shutdown"]
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    may_end.set()
+    stopping.join(60)
+    assert code == 13
+    assert queue.exporter.exported == 1

@@ -1,4 +1,4 @@
-"""Light spans of sends by column: what `columns.encode` makes of the spans they stand for.
+"""Light spans by column: what `columns.encode` makes of the spans they stand for.
 
 Most columns have one value a frame, whose encoding is repeated, and the ids of a frame's messages
 are one join, so that no object is made for a span.  A column is a field with a length;
@@ -8,19 +8,20 @@ fields may stand in any order, so encoded columns are put behind one another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from itertools import repeat
 from operator import mul
 from struct import Struct
 
+from opentelemetry.trace import Status
+
 from duemq.protocol.message_ids import INDEXES
 from duemq.protocol.record_bytes import LENGTH_DELIMITED, varint
-from duemq.telemetry.light_spans import SendRows
-from duemq.telemetry.string_columns import joined, put_by_frame, put_texts
+from duemq.telemetry.light_spans import ProcessRows, SendRows
+from duemq.telemetry.string_columns import joined, numbered, put_by_frame, put_texts, repeated
 from duemq.tracing import attributes as attribute
 from duemq.tracing.sampling import SPAN_ID_BYTES
 from duemq.tracing.sends import SendFrame
-from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+from duemq.v1.trace_pb2 import SpanBatch
 
 _TAGS = {
     field.name: varint(field.number << 3 | LENGTH_DELIMITED)
@@ -29,7 +30,7 @@ _TAGS = {
 _fixed64 = Struct("<Q").pack
 
 
-def encode(rows: SendRows, schema_version: int, service: str, instance: str) -> bytes:
+def encode_sends(rows: SendRows, schema_version: int, service: str, instance: str) -> bytes:
     """One SpanBatch of them, serialized."""
     frames = rows.frames
     batch = SpanBatch(schema_version=schema_version, rows=len(rows))
@@ -79,7 +80,8 @@ def _put_shared(batch: SpanBatch, rows: SendRows, service: str, instance: str) -
 
 
 def _message_ids(rows: SendRows) -> bytes:
-    return _column("message_id", b"".join(map(_id_texts, rows.frames)) + _numbered(len(rows)))
+    texts = b"".join(map(_id_texts, rows.frames))
+    return _column("message_id", texts + numbered(len(rows)).SerializeToString())
 
 
 def _id_texts(frame: SendFrame) -> bytes:
@@ -87,12 +89,6 @@ def _id_texts(frame: SendFrame) -> bytes:
     head = frame.batch.id_head
     head = b"\x0a" + varint(len(head) + len(INDEXES[0])) + head
     return head + head.join(map(INDEXES.__getitem__, frame.lights.indexes))
-
-
-@lru_cache
-def _numbered(count: int) -> bytes:
-    """So many rows, each of a value of its own."""
-    return StringColumn(rows=range(count)).SerializeToString()
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────
@@ -111,6 +107,11 @@ def _numbers(
     return batch.SerializeToString()
 
 
+def _by_frame(name: str, encoded: Iterable[bytes], counts: Sequence[int]) -> bytes:
+    """A column of packed numbers: so many times each."""
+    return _column(name, b"".join(map(mul, encoded, counts)))
+
+
 def _column(name: str, content: bytes) -> bytes:
     return _TAGS[name] + varint(len(content)) + content
 
@@ -121,7 +122,7 @@ def _queues(rows: SendRows) -> bytes:
         return b""
     # Zigzag, for -1 is no queue.
     encoded = [varint(queue << 1 if queue >= 0 else 1) for queue in queues]
-    return _column("queue_id", b"".join(map(mul, encoded, rows.counts)))
+    return _by_frame("queue_id", encoded, rows.counts)
 
 
 def _durations_ns(frame: SendFrame) -> Sequence[int]:
@@ -151,3 +152,76 @@ def _filled(parts: Iterable[Iterable[int]]) -> Sequence[int]:
     """All of them; none where they say nothing."""
     numbers = joined(parts)
     return numbers if any(numbers) else ()
+
+
+# ── callbacks ────────────────────────────────────────────────────────────────────────
+
+
+def encode_calls(rows: ProcessRows, schema_version: int, service: str, instance: str) -> bytes:
+    """One SpanBatch of them, serialized."""
+    frames, counts = rows.frames, rows.counts
+    calls = [frame.call for frame in frames]
+    batch = SpanBatch(schema_version=schema_version, rows=len(rows))
+    for shared, values in (
+        (batch.name, [f"process {call.topic}" for call in calls]),
+        (batch.kind, ["CONSUMER"]),
+        (batch.operation, ["process"]),
+        (batch.service, [service]),
+        (batch.instance, [instance]),
+        (batch.topic, [call.topic for call in calls]),
+        (batch.broker, [call.broker for call in calls]),
+        (batch.consumer_group, [call.group for call in calls]),
+        (batch.client_id, [call.client_id for call in calls]),
+        (batch.attributes, [_rest(call.client_id) for call in calls]),
+    ):
+        put_by_frame(shared, values, counts)
+    batch.trace_ids = b"".join([frame.trace_ids for frame in frames])
+    batch.span_ids = b"".join([frame.span_ids for frame in frames])
+    batch.parent_span_ids = b"".join([frame.parent_ids for frame in frames])
+    put_texts(batch.message_id, joined(frame.message_ids for frame in frames))
+    put_texts(batch.key, joined(frame.keys for frame in frames))
+    put_texts(batch.tag, joined(frame.tags for frame in frames))
+    for numbers, each in (
+        (batch.queue_offset, joined(frame.offsets for frame in frames)),
+        (batch.body_bytes, joined(frame.body_bytes for frame in frames)),
+        (batch.attempt, joined(frame.attempts for frame in frames)),
+    ):
+        if any(each):  # a column of zeros is left out
+            numbers.extend(each)
+    starts_ns = [call.start_ns for call in calls]
+    _put_dues(batch, joined(frame.due_ms for frame in frames), starts_ns, counts)
+    _put_failures(batch, joined(frame.failures for frame in frames))
+    columns = (
+        batch.SerializeToString(),
+        _by_frame("start_ns", map(_fixed64, starts_ns), counts),
+        _by_frame("duration_ns", [varint(call.end_ns - call.start_ns) for call in calls], counts),
+        _by_frame("queue_id", [varint(call.queue << 1) for call in calls], counts),
+    )
+    return b"".join(columns)
+
+
+def _rest(client_id: str) -> str:
+    """What has no column."""
+    return (
+        f'{{"{attribute.BROADCAST}":true}}' if isinstance(client_id, attribute.BroadcastId) else ""
+    )
+
+
+def _put_dues(
+    batch: SpanBatch, dues_ms: list[int], starts_ns: list[int], counts: list[int]
+) -> None:
+    """With the lateness that they make."""
+    if any(dues_ms):
+        starts_ms = repeated([start_ns // 1_000_000 for start_ns in starts_ns], counts)
+        late = [s - due if due else 0 for s, due in zip(starts_ms, dues_ms, strict=True)]
+        batch.due_ms.extend(dues_ms)
+        if any(late):
+            batch.lateness_ms.extend(late)
+
+
+def _put_failures(batch: SpanBatch, failures: list[tuple[str, Status] | None]) -> None:
+    if any(failures):
+        put_texts(batch.error_type, [failed[0] if failed else "" for failed in failures])
+        put_texts(batch.status, ["ERROR" if failed else "UNSET" for failed in failures])
+    else:
+        put_by_frame(batch.status, ["UNSET"], [len(failures)])
