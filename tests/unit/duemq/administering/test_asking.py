@@ -2,9 +2,12 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from duemq.administering.asking import Asker
+from duemq.administering.pending_timers import PendingTimers
 from duemq.errors import MissingBroker, Unavailable
-from duemq.protocol.route import Broker
+from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import cluster_client
 
 HERE, LOST = Broker("b1", "b1:1", 1, 7), Broker("b2", "b2:1", 1, 8)
@@ -38,3 +41,12 @@ async def test_a_broker_that_is_lost_while_it_is_asked_is_missing_once():
     answers = await Asker(Client()).each(ask)
     assert answers.by_broker == {"b1": "b1:1"}
     assert answers.missing == (STORY,)
+
+
+async def test_where_nobody_is_there_nothing_is_counted_as_none():
+    client = Client()
+    client.routes = RouteCache()
+    admin = PendingTimers(client)
+    for asked in (admin.count_timers, admin.timer_histogram, lambda: admin.cancel_pending("t")):
+        with pytest.raises(Unavailable, match="no live broker"):
+            await asked()
