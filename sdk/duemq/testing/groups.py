@@ -18,7 +18,7 @@ from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
 from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
-from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
+from duemq.outcomes import Outcome, errors_of, outcome_of
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
 from duemq.protocol.names import (
     check_own_group,
@@ -296,7 +296,7 @@ class Groups:
         lane.tries += 1
         outcome, settings = outcome_of(error), member.settings
         if not outcome.dead_letter and lane.tries <= settings.retries_in_order_max:
-            chosen = error.delay_ms if isinstance(error, RetryLater) else None
+            chosen = outcome.delay_ms
             wait_ms = round(settings.suspend_s * 1000) if chosen is None else chosen
             lane.until_ms = self._broker.now_ms + wait_ms
             return
