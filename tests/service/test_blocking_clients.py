@@ -272,6 +272,26 @@ outbox.used_bytes -= outbox.limit_bytes
 producer.send("t", b"parent again")
 """
 
+FORKED_WHILE_SENT = """
+import os, signal, sys
+import duemq
+
+producer = duemq.Producer(sys.argv[1])
+producer.send("t", b"parent")
+pending = producer.submit("t", b"parent again")
+pending.result()
+pending._batch.done = False
+if os.fork() == 0:
+    signal.alarm(20)
+    try:
+        pending.result()
+    except duemq.errors.Closed:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+pending._batch.done = True
+"""
+
 LEFT_OPEN = """
 import sys
 import duemq
@@ -284,7 +304,13 @@ for number in range(1000):
 
 @pytest.mark.parametrize(
     ("program", "stored"),
-    [(FORKING, 2), (FORKED_AFTER_THE_LAST, 2), (FORKED_WHILE_FULL, 2), (LEFT_OPEN, 1_000)],
+    [
+        (FORKING, 2),
+        (FORKED_AFTER_THE_LAST, 2),
+        (FORKED_WHILE_FULL, 2),
+        (FORKED_WHILE_SENT, 2),
+        (LEFT_OPEN, 1_000),
+    ],
 )
 async def test_a_program(cluster, program, stored):
     """A child process may not use its parent's producer; one left open is closed at exit."""
@@ -372,6 +398,9 @@ def test_a_thread_of_the_parent_process_is_not_used():
 
         with pytest.raises(Closed, match="fork before the first client"):
             thread.run(nothing())
+        consumer = duemq.PushConsumer("g", "t", print)
+        consumer._thread = thread
+        consumer.close()  # the parent's business
     finally:
         thread._pid = os.getpid()
         thread.release()

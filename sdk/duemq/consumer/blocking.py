@@ -143,7 +143,7 @@ class PushConsumer(Closing):
         `run` returns when all is done.
         """
         thread = self._thread
-        if thread is None:
+        if thread is None or thread.foreign:
             return
         if self._consumer.in_callback():
             thread.loop.call_soon_threadsafe(self._consumer.begin_close)

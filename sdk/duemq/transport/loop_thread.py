@@ -130,9 +130,12 @@ class LoopThread:
 
 
 def refuse_inside() -> None:
-    """For what waits for the thread in another way than by `run`.  Raises RuntimeError in it."""
+    """For what waits for the thread in another way than by `run`.
+
+    Raises RuntimeError in it, Closed in a forked child, which has none.
+    """
     shared = LoopThread._shared
-    if shared is not None and shared.inside:
+    if shared is not None and (shared.inside or shared.foreign):
         shared.refuse()
 
 
