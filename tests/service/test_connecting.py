@@ -204,6 +204,12 @@ async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(patient, serv
     await cluster.stop()
 
 
+async def test_what_no_host_can_be_called_is_no_host():
+    """Python refuses it before it asks anybody."""
+    for name in ("a..b", "x" * 70):
+        assert "no host of that name" in (await diagnosis.diagnose(f"{name}:1")).text
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [
