@@ -1,5 +1,6 @@
 """Timers under their owner's key in the twin: as the real ones."""
 
+import pickle
 from datetime import UTC, datetime
 
 import pytest
@@ -40,6 +41,13 @@ def test_what_waits_is_replaced(cluster, producer):
     assert bodies(cluster) == [b"2"]
     assert cluster.messages(TOPIC)[0].timer_key == "k"
     assert producer.send(TOPIC, b"3", timer_key="k", delay=1).replaced is None
+
+
+def test_a_receipt_travels_between_processes(producer):
+    producer.send(TOPIC, b"1", timer_key="k", delay="1h")
+    second = producer.send(TOPIC, b"2", timer_key="k", delay="2h")
+    again = pickle.loads(pickle.dumps(second))
+    assert (again.handle, again.replaced) == (second.handle, second.replaced)
 
 
 def test_debounce(cluster, producer):
