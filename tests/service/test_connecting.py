@@ -2,16 +2,20 @@
 
 import asyncio
 import socket
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 import duemq
 from duemq import aio
+from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, InvalidArgument, Unavailable
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import cluster_client
 from duemq.transport.cluster_client import Client
+from duemq.transport.loop_thread import LoopThread
 from duemq.transport.routing import diagnosis
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import broker_pb2, timer_pb2
@@ -202,6 +206,43 @@ async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(patient, serv
     assert "is a gRPC server" in error.message
     assert "connection refused" in error.message
     await cluster.stop()
+
+
+def test_a_close_ends_a_start_in_another_thread():
+    consumer = duemq.PullConsumer(nameserver="127.0.0.1:1", settings=ConsumerSettings(client=LONG))
+    refused = []
+
+    def start():
+        try:
+            consumer.start()
+        except Closed as error:
+            refused.append(error)
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    while starting.is_alive() and consumer._consumer._client._watcher is None:
+        time.sleep(0.001)
+    consumer.close()
+    starting.join(WAIT_S)
+    assert refused
+    assert LoopThread._shared is None
+
+
+async def test_a_push_consumer_that_was_closed_before_it_started_does_not_start():
+    def in_a_thread():
+        consumer = duemq.PushConsumer("g", "t", print, nameserver="127.0.0.1:1")
+        consumer.close()
+        consumer.run()
+        with pytest.raises(Closed):
+            consumer.start()
+
+    await asyncio.to_thread(in_a_thread)
+    consumer = aio.PushConsumer("g", "t", print, nameserver="127.0.0.1:1")
+    running = asyncio.create_task(consumer.run())
+    await consumer.close()
+    await running
+    with pytest.raises(Closed):
+        await consumer.start()
 
 
 async def test_what_no_host_can_be_called_is_no_host():

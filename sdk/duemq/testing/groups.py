@@ -69,7 +69,7 @@ class MemoryMember:
     broadcast: bool
     name: str
     joined: bool = False
-    """And may have left since."""
+    """And may have left since, or before."""
     progress: Progress = field(default_factory=Progress)
 
     def lane_of(self, message: Message) -> Hashable | None:
@@ -152,6 +152,7 @@ class Groups:
 
     def leave(self, member: MemoryMember) -> None:
         """Its queues are the others' from now on."""
+        member.joined = True
         if member in self._members:
             self._members.remove(member)
 

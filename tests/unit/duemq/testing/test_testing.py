@@ -278,6 +278,17 @@ def test_a_worker_that_runs_until_closed_ends_when_all_is_done(cluster, producer
         consumer.start()
 
 
+def test_a_consumer_that_was_closed_before_it_started_does_not_start(cluster, producer):
+    called = []
+    consumer = cluster.push_consumer("g", "t", called.append, start_from="earliest")
+    producer.send("t", b"x")
+    consumer.close()
+    consumer.run()
+    assert not called
+    with pytest.raises(Closed):
+        consumer.start()
+
+
 def test_closing_in_a_callback_leaves_the_rest_for_others(cluster, producer):
     producer.send_many("t", [b"1", b"2"])
     got = []
