@@ -396,6 +396,15 @@ def test_a_receipt_cancels_its_message():
         producer.cancel(producer.send("t", b"now"))
 
 
+def test_a_time_that_is_none_is_named_as_it_is_given(cluster):
+    with pytest.raises(InvalidArgument) as refused:
+        MemoryCluster(now=datetime(2030, 1, 1))
+    assert refused.value.field == "now"
+    with pytest.raises(InvalidArgument) as refused:
+        cluster.advance(-1)
+    assert refused.value.field == "by"
+
+
 def test_delays_grow_as_a_brokers_do_however_many_retries_there_were(cluster, producer):
     """A factor of 10 leaves the range of floats at the 310th retry."""
     retries = 320
