@@ -8,17 +8,17 @@ or its ordering key.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
 from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
-from duemq.outcomes import Outcome, errors_of, outcome_of
+from duemq.outcomes import Failed, Outcome, failures_of, outcome_of
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
 from duemq.protocol.names import (
     check_own_group,
@@ -34,6 +34,8 @@ from duemq.v1.message_pb2 import QueueRef, Record
 
 log = logging.getLogger(__name__)
 
+E = TypeVar("E")
+
 
 @dataclass
 class RetryLane:
@@ -42,7 +44,11 @@ class RetryLane:
     waiting: deque[StoredEntry]
     tries: int = 0
     """Of the first, failed."""
+    together: int = 1
+    """So many failed as one list."""
     until_ms: int = 0
+    failed: Counter[int] = field(default_factory=Counter)
+    """How often each has, by offset."""
 
 
 @dataclass
@@ -218,7 +224,8 @@ class Groups:
         lanes = member.progress.lanes.setdefault(queue, {})
         for lane in lanes.values():
             if lane.until_ms <= self._broker.now_ms:
-                yield _delivery(member, queue, list(lane.waiting)[:size], lane)
+                entries = list(lane.waiting)[: lane.together if lane.tries else size]
+                yield _delivery(member, queue, entries, lane)
         if entries := self._fresh(member, queue, lanes, size):
             yield _delivery(member, queue, entries, None)
 
@@ -253,53 +260,54 @@ class Groups:
             return
         if delivery.lane is None:
             member.progress.next[queue] = delivery.entries[-1].message.offset + 1
-        failed = errors_of(error, delivery.messages) if error is not None else {}
+        failed = failures_of(error, delivery.messages) if error is not None else []
         if member.order is None and not member.broadcast:
-            for index, each in failed.items():
-                self._send_back(member.group, delivery.messages[index], outcome_of(each))
+            for each in failed:
+                for message in _of(each, delivery.messages):
+                    self._send_back(member.group, message, outcome_of(each.error))
         elif member.lane_of(delivery.messages[0]) is None:
             self._finish_free(delivery, failed)
         else:
             self._finish_lane(delivery, failed)
 
-    def _finish_free(self, delivery: Delivery, failed: Mapping[int, BaseException]) -> None:
-        """Messages that wait for nobody: each that failed has a lane of its own."""
-        lanes = delivery.member.progress.lanes[delivery.queue]
-        for index, entry in enumerate(delivery.entries):
-            key = (entry.message.offset,)
-            if index in failed:
-                lane = lanes.setdefault(key, RetryLane(deque([entry])))
-                self._suspend(delivery.member, lane, failed[index], [delivery.messages[index]])
-            if index not in failed or not lanes[key].waiting:
-                lanes.pop(key, None)
+    def _finish_free(self, delivery: Delivery, failed: Sequence[Failed]) -> None:
+        """Messages that wait for nobody: what failed together has a lane of its own."""
+        lanes, before = delivery.member.progress.lanes[delivery.queue], delivery.lane
+        lanes.pop(_free_key(delivery.entries), None)
+        for each in failed:
+            entries = _of(each, delivery.entries)
+            lane = RetryLane(deque(entries), before.tries if before else 0)
+            lane.failed.update(before.failed if before else ())
+            self._suspend(delivery.member, lane, each, delivery.messages)
+            if lane.waiting:
+                lanes[_free_key(entries)] = lane
 
-    def _finish_lane(self, delivery: Delivery, failed: Mapping[int, BaseException]) -> None:
+    def _finish_lane(self, delivery: Delivery, failed: Sequence[Failed]) -> None:
         """Messages in order: what failed first, and all behind it, waits."""
         member, entries = delivery.member, delivery.entries
         lanes = member.progress.lanes[delivery.queue]
         key = member.lane_of(delivery.messages[0])
         lane = lanes.setdefault(key, delivery.lane or RetryLane(deque(entries)))
-        done = min(failed, default=len(entries))
-        for _ in range(done):
+        for _ in range(failed[0].index if failed else len(entries)):
             lane.waiting.popleft()
             lane.tries = 0
         if failed:
-            error = failed[done]
-            together = [i for i in range(done, len(entries)) if failed.get(i) is error]
-            self._suspend(member, lane, error, [delivery.messages[i] for i in together])
+            self._suspend(member, lane, failed[0], delivery.messages)
         if not lane.waiting:
             del lanes[key]
 
     def _suspend(
-        self, member: MemoryMember, lane: RetryLane, error: BaseException, first: Sequence[Message]
+        self, member: MemoryMember, lane: RetryLane, failed: Failed, messages: Sequence[Message]
     ) -> None:
         """The first of a lane failed, as one: they wait, or are passed."""
         lane.tries += 1
-        outcome, settings = outcome_of(error), member.settings
+        lane.together = failed.count
+        first, outcome, settings = _of(failed, messages), outcome_of(failed.error), member.settings
         if not outcome.dead_letter and lane.tries <= settings.retries_in_order_max:
             chosen = outcome.delay_ms
             wait_ms = round(settings.suspend_s * 1000) if chosen is None else chosen
             lane.until_ms = self._broker.now_ms + wait_ms
+            lane.failed.update(message.offset for message in first)
             return
         for message in first:
             lane.waiting.popleft()
@@ -342,9 +350,17 @@ def _delivery(
         record = Record()
         record.CopyFrom(stored._record)
         messages.append(Message(record, stored._origin, stored.offset, stored.store_ms))
-    for _ in range(lane.tries if lane else 0):
-        messages[0].again()
+        for _ in range(lane.failed[stored.offset] if lane else 0):
+            messages[-1].again()
     return Delivery(member, queue, entries, messages, lane)
+
+
+def _of(failed: Failed, given: Sequence[E]) -> Sequence[E]:
+    return given[failed.index : failed.index + failed.count]
+
+
+def _free_key(entries: Sequence[StoredEntry]) -> Hashable:
+    return (entries[0].message.offset,)
 
 
 def _check_same(there: Mapping[str, Filter], new: Mapping[str, Filter]) -> None:
