@@ -12,6 +12,7 @@ import duemq
 from duemq import aio
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, InvalidArgument, Unavailable
+from duemq.protocol.balance import MessageQueue
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import cluster_client
 from duemq.transport.cluster_client import Client
@@ -243,6 +244,21 @@ async def test_a_push_consumer_that_was_closed_before_it_started_does_not_start(
     await running
     with pytest.raises(Closed):
         await consumer.start()
+
+
+async def test_who_is_not_started_says_so():
+    queue = MessageQueue("t", "b", 0)
+    admin, consumer = aio.Admin("127.0.0.1:1"), aio.PullConsumer("g", nameserver="127.0.0.1:1")
+    for asked in (
+        admin.cluster,
+        admin.topics,
+        admin.count_timers,
+        lambda: admin.cancel(key=("t", "k")),
+        lambda: consumer.queues("t"),
+        lambda: consumer.commit({queue: 1}),
+    ):
+        with pytest.raises(Closed, match=r"not started: use `async with`"):
+            await asked()
 
 
 async def test_what_no_host_can_be_called_is_no_host():
