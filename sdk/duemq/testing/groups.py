@@ -136,7 +136,7 @@ class Groups:
         for other in self._members:
             if other.group == member.group and not (other.broadcast or member.broadcast):
                 _check_same(other.filters, member.filters)
-        member.name = member.name or f"member-{next(self._numbers):04d}"
+        member.name = member.name or self._name_for(member)
         whose = (member.group, member.name if member.broadcast else "")
         member.progress = self._progress.setdefault(whose, member.progress)
         member.progress.topics |= set(member.filters)
@@ -148,6 +148,13 @@ class Groups:
                     member.progress.next[queue] = self._start(queue, member.settings.start_from)
         member.joined = True
         self._members.append(member)
+
+    def _name_for(self, member: MemoryMember) -> str:
+        """Its own; in broadcast that of a host, which goes on where that was."""
+        if not member.broadcast:
+            return f"member-{next(self._numbers):04d}"
+        taken = {each.name for each in self._members if each.group == member.group}
+        return next(host for n in count(1) if (host := f"host-{n}") not in taken)
 
     def forget_topic(self, topic: str) -> None:
         """It was deleted: no group is anywhere in it any more."""

@@ -289,6 +289,24 @@ def test_a_consumer_that_was_closed_before_it_started_does_not_start(cluster, pr
         consumer.start()
 
 
+def test_in_broadcast_a_host_goes_on_where_it_was(cluster, producer):
+    got = {"a": [], "b": []}
+
+    def consumer(host):
+        def note(message):
+            got[host].append(message.body)
+
+        return cluster.push_consumer("g", "t", note, broadcast=True, start_from="earliest")
+
+    producer.send("t", b"1")
+    with consumer("a"), consumer("b"):
+        cluster.deliver()
+    producer.send("t", b"2")
+    with consumer("a"):
+        cluster.deliver()
+    assert got == {"a": [b"1", b"2"], "b": [b"1"]}
+
+
 def test_closing_in_a_callback_leaves_the_rest_for_others(cluster, producer):
     producer.send_many("t", [b"1", b"2"])
     got = []
