@@ -139,13 +139,16 @@ class Groups:
         member.name = member.name or self._name_for(member)
         whose = (member.group, member.name if member.broadcast else "")
         member.progress = self._progress.setdefault(whose, member.progress)
+        start_from, new = member.settings.start_from, set(member.filters)
+        if member.broadcast or start_from == "latest":  # what came meanwhile is not left out
+            new -= member.progress.topics
         member.progress.topics |= set(member.filters)
         if not member.broadcast:
             member.progress.topics.add(retry_topic(member.group))
-        for topic in member.filters:
+        for topic in new:
             for queue in self._broker.queues_of(topic):
                 if queue not in member.progress.next:
-                    member.progress.next[queue] = self._start(queue, member.settings.start_from)
+                    member.progress.next[queue] = self._start(queue, start_from)
         member.joined = True
         self._members.append(member)
 

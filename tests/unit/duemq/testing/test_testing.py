@@ -289,6 +289,20 @@ def test_a_consumer_that_was_closed_before_it_started_does_not_start(cluster, pr
         consumer.start()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_topic_that_comes_later_is_read_from_its_beginning(cluster, producer, there):
+    """Whether the group has members then, or not."""
+    got = []
+    first = cluster.push_consumer("g", "t", got.append)
+    first.start()
+    if not there:
+        first.close()
+    producer.send("t", b"made")
+    with cluster.push_consumer("g", "t", got.append):
+        cluster.deliver()
+    assert [message.body for message in got] == [b"made"]
+
+
 def test_in_broadcast_a_host_goes_on_where_it_was(cluster, producer):
     got = {"a": [], "b": []}
 
