@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
@@ -33,8 +33,6 @@ from duemq.testing.logs import StoredEntry
 from duemq.v1.message_pb2 import QueueRef, Record
 
 log = logging.getLogger(__name__)
-
-E = TypeVar("E")
 
 
 @dataclass
@@ -365,7 +363,7 @@ def _delivery(
     return Delivery(member, queue, entries, messages, lane)
 
 
-def _of(failed: Failed, given: Sequence[E]) -> Sequence[E]:
+def _of(failed: Failed, given: Sequence[Any]) -> Sequence[Any]:
     return given[failed.index : failed.index + failed.count]
 
 
