@@ -292,6 +292,30 @@ assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
 pending._batch.done = True
 """
 
+INTERRUPTED = """
+import signal, sys
+import duemq
+from duemq.producing.batch import Batch
+
+signal.alarm(20)
+producer = duemq.Producer(sys.argv[1])
+producer.send("t", b"first")
+add_extras = Batch.add_extras
+
+def interrupted(batch, extras):  # as by a signal
+    for call in (lambda: producer.send("t", b"no"), producer.flush, producer.close):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "raise in its handler" in str(error)
+        else:
+            sys.exit("it was not refused")
+    add_extras(batch, extras)
+
+Batch.add_extras = interrupted
+producer.submit("t", b"second", key="k")
+"""
+
 LEFT_OPEN = """
 import sys
 import duemq
@@ -309,6 +333,7 @@ for number in range(1000):
         (FORKED_AFTER_THE_LAST, 2),
         (FORKED_WHILE_FULL, 2),
         (FORKED_WHILE_SENT, 2),
+        (INTERRUPTED, 2),
         (LEFT_OPEN, 1_000),
     ],
 )
