@@ -213,14 +213,6 @@ class Message:
             f"{len(self.body)} bytes>"
         )
 
-    def __reduce__(self) -> tuple[object, ...]:
-        encoded = self._record.SerializeToString()
-        return _unpickled, (encoded, tuple(self._origin), self.offset, self.store_ms)
-
-
-def _unpickled(encoded: bytes, origin: tuple[str, str, int], offset: int, store_ms: int) -> Message:
-    return Message(Record.FromString(encoded), Origin(*origin), offset, store_ms)
-
 
 def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
     """The messages of one queue of a pull's answer, in queue order."""

@@ -117,7 +117,8 @@ class Failed:
 
 def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Failed]:
     """What is not done of the messages that the callback was given, in their order."""
-    if not isinstance(error, BatchFailed):
+    # An application's own kind may not have called __init__.
+    if not isinstance(error, BatchFailed) or not hasattr(error, "failures"):
         return [Failed(0, len(messages), error)]
     places = {message: index for index, message in enumerate(messages)}
     for named in error.failures:
@@ -150,7 +151,7 @@ def _not_in_the_batch(named: object, cause: BatchFailed) -> InvalidArgument:
 def outcome_of(error: BaseException) -> Outcome:
     """What an exception of the callback asks for."""
     if isinstance(error, RetryLater):
-        return Outcome(_cut(_text_of(error)), delay_ms=error.delay_ms)
+        return Outcome(_cut(_text_of(error)), delay_ms=getattr(error, "delay_ms", None))
     if isinstance(error, DeadLetter):
         return Outcome(_cut(_text_of(error)), dead_letter=True)
     text = _text_of(error)

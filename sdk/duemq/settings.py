@@ -58,8 +58,10 @@ def _with_port(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         return f"{address}:{NAMESERVER_PORT}"
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise checks.wrong("nameserver", address, "host:port, port 1 to 65535")
+    bare = "[" not in address and ("::" in address or address.count(":") > 2)  # IPv6
+    if bare or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        limit = "host:port, port 1 to 65535, an IPv6 address in brackets"
+        raise checks.wrong("nameserver", address, limit)
     return address
 
 

@@ -739,6 +739,35 @@ def test_batches(world: World) -> None:
     assert flat == [(b"0", 0), (b"bad", 0), (b"2", 0), (b"bad", 1)]
 
 
+@pytest.mark.parametrize("order", ["queue", None])
+def test_what_failed_of_a_list_comes_again_in_place(
+    world: World, tmp_path: Any, order: Literal["queue"] | None
+) -> None:
+    topic = name("t")
+    world.create_topic(topic, queues=1)
+    world.producer.send_many(topic, [b"0", b"1", b"2"])
+    got: list[list[tuple[bytes, int]]] = []
+
+    def note(messages: list[Message]) -> None:
+        got.append([(message.body, message.deliveries) for message in messages])
+        if len(got) == 1:
+            raise ValueError("all of it")
+        if len(got) == 2:
+            raise BatchFailed({messages[1]: ValueError("only this")})
+
+    settings = replace(SETTINGS, offsets_dir=str(tmp_path))
+    place: dict[str, Any] = {"order": order, "broadcast": order is None, "member_name": "m"}
+    with world.consumer(name("g"), topic, note, batch=True, settings=settings, **place):
+        world.until(lambda: sum(map(len, got)) == (8 if order else 7))
+        world.settle()
+    assert got[:3] == [
+        [(b"0", 0), (b"1", 0), (b"2", 0)],
+        [(b"0", 1), (b"1", 1), (b"2", 1)],
+        [(b"1", 2)],
+    ]
+    assert got[3:] == ([[(b"2", 1)]] if order else [])
+
+
 REFUSED: dict[str, Callable[[World, str], Any]] = {
     "text": lambda world, topic: world.producer.send(topic, "text"),  # type: ignore[arg-type]
     "large": lambda world, topic: world.producer.send(topic, bytes((4 << 20) + 1)),

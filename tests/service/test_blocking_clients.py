@@ -272,6 +272,50 @@ outbox.used_bytes -= outbox.limit_bytes
 producer.send("t", b"parent again")
 """
 
+FORKED_WHILE_SENT = """
+import os, signal, sys
+import duemq
+
+producer = duemq.Producer(sys.argv[1])
+producer.send("t", b"parent")
+pending = producer.submit("t", b"parent again")
+pending.result()
+pending._batch.done = False
+if os.fork() == 0:
+    signal.alarm(20)
+    try:
+        pending.result()
+    except duemq.errors.Closed:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+pending._batch.done = True
+"""
+
+INTERRUPTED = """
+import signal, sys
+import duemq
+from duemq.producing.batch import Batch
+
+signal.alarm(20)
+producer = duemq.Producer(sys.argv[1])
+producer.send("t", b"first")
+add_extras = Batch.add_extras
+
+def interrupted(batch, extras):  # as by a signal
+    for call in (lambda: producer.send("t", b"no"), producer.flush, producer.close):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "raise in its handler" in str(error)
+        else:
+            sys.exit("it was not refused")
+    add_extras(batch, extras)
+
+Batch.add_extras = interrupted
+producer.submit("t", b"second", key="k")
+"""
+
 LEFT_OPEN = """
 import sys
 import duemq
@@ -284,7 +328,14 @@ for number in range(1000):
 
 @pytest.mark.parametrize(
     ("program", "stored"),
-    [(FORKING, 2), (FORKED_AFTER_THE_LAST, 2), (FORKED_WHILE_FULL, 2), (LEFT_OPEN, 1_000)],
+    [
+        (FORKING, 2),
+        (FORKED_AFTER_THE_LAST, 2),
+        (FORKED_WHILE_FULL, 2),
+        (FORKED_WHILE_SENT, 2),
+        (INTERRUPTED, 2),
+        (LEFT_OPEN, 1_000),
+    ],
 )
 async def test_a_program(cluster, program, stored):
     """A child process may not use its parent's producer; one left open is closed at exit."""
@@ -372,6 +423,9 @@ def test_a_thread_of_the_parent_process_is_not_used():
 
         with pytest.raises(Closed, match="fork before the first client"):
             thread.run(nothing())
+        consumer = duemq.PushConsumer("g", "t", print)
+        consumer._thread = thread
+        consumer.close()  # the parent's business
     finally:
         thread._pid = os.getpid()
         thread.release()

@@ -2,16 +2,21 @@
 
 import asyncio
 import socket
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 import duemq
 from duemq import aio
+from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Closed, InvalidArgument, Unavailable
+from duemq.protocol.balance import MessageQueue
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import cluster_client
 from duemq.transport.cluster_client import Client
+from duemq.transport.loop_thread import LoopThread
 from duemq.transport.routing import diagnosis
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import broker_pb2, timer_pb2
@@ -202,6 +207,64 @@ async def test_one_mistaken_address_of_two_is_no_reason_to_give_up(patient, serv
     assert "is a gRPC server" in error.message
     assert "connection refused" in error.message
     await cluster.stop()
+
+
+def test_a_close_ends_a_start_in_another_thread():
+    consumer = duemq.PullConsumer(nameserver="127.0.0.1:1", settings=ConsumerSettings(client=LONG))
+    refused = []
+
+    def start():
+        try:
+            consumer.start()
+        except Closed as error:
+            refused.append(error)
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    while starting.is_alive() and consumer._consumer._client._watcher is None:
+        time.sleep(0.001)
+    consumer.close()
+    starting.join(WAIT_S)
+    assert refused
+    assert LoopThread._shared is None
+
+
+async def test_a_push_consumer_that_was_closed_before_it_started_does_not_start():
+    def in_a_thread():
+        consumer = duemq.PushConsumer("g", "t", print, nameserver="127.0.0.1:1")
+        consumer.close()
+        consumer.run()
+        with pytest.raises(Closed):
+            consumer.start()
+
+    await asyncio.to_thread(in_a_thread)
+    consumer = aio.PushConsumer("g", "t", print, nameserver="127.0.0.1:1")
+    running = asyncio.create_task(consumer.run())
+    await consumer.close()
+    await running
+    with pytest.raises(Closed):
+        await consumer.start()
+
+
+async def test_who_is_not_started_says_so():
+    queue = MessageQueue("t", "b", 0)
+    admin, consumer = aio.Admin("127.0.0.1:1"), aio.PullConsumer("g", nameserver="127.0.0.1:1")
+    for asked in (
+        admin.cluster,
+        admin.topics,
+        admin.count_timers,
+        lambda: admin.cancel(key=("t", "k")),
+        lambda: consumer.queues("t"),
+        lambda: consumer.commit({queue: 1}),
+    ):
+        with pytest.raises(Closed, match=r"not started: use `async with`"):
+            await asked()
+
+
+async def test_what_no_host_can_be_called_is_no_host():
+    """Python refuses it before it asks anybody."""
+    for name in ("a..b", "x" * 70):
+        assert "no host of that name" in (await diagnosis.diagnose(f"{name}:1")).text
 
 
 @pytest.mark.parametrize(

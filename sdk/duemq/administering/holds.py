@@ -112,7 +112,7 @@ def older_ms_of(policy: str, older_than: Delay | None) -> int:
         raise checks.wrong("policy", policy, f"one of {', '.join(ResumePolicy)}")
     if (older_than is None) == (policy == ResumePolicy.DROP_OLDER_THAN):
         raise checks.wrong("older_than", older_than, "with policy drop_older_than, and only then")
-    return 0 if older_than is None else due.delay_ms(older_than)
+    return 0 if older_than is None else due.delay_ms(older_than, "older_than")
 
 
 def check_named(topic: str, key_prefix: str) -> None:

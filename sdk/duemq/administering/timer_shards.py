@@ -174,6 +174,8 @@ class AskingShards(TimerShards):
         """Whom to ask, and who is missing."""
         alive = self._client.routes.timers
         lost = await self._missing_shards(alive)
+        if not (alive or lost):
+            self._asker.brokers()  # raises: nobody knows who is missing
         return alive, [MissingBroker(shard_name(each), each.error or "") for each in lost]
 
     async def _ask_or_miss(

@@ -72,7 +72,8 @@ class PushConsumer(Closing):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._consumer = push.PushConsumer(*args, **options)
         self._thread: LoopThread | None = None
-        self._releasing = threading.Lock()  # guards _thread: `run` and `close` both end it
+        # Guards _thread and _started.  A signal handler may close while it is held.
+        self._releasing = threading.RLock()
         self._started = False
 
     @property
@@ -103,12 +104,13 @@ class PushConsumer(Closing):
         Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses,
         FencedMember when a newer process has this `member_name`.
         """
-        if self._started:
-            raise Closed("a consumer is started once")
-        self._thread = LoopThread.acquire()
-        self._started = True
+        with self._releasing:
+            if self._started:
+                raise Closed("a consumer is started once")
+            self._thread = thread = LoopThread.acquire()
+            self._started = True
         try:
-            self._thread.run(self._consumer.start())
+            thread.run(self._consumer.start())
         except BaseException:
             try:
                 self.close()  # Ctrl-C: the group may have this member by now
@@ -142,8 +144,10 @@ class PushConsumer(Closing):
         others before `session_timeout_s` is over.  From within the callback it only begins to:
         `run` returns when all is done.
         """
-        thread = self._thread
-        if thread is None:
+        with self._releasing:
+            thread = self._thread
+            self._started = True  # whoever starts it now is too late
+        if thread is None or thread.foreign:
             return
         if self._consumer.in_callback():
             thread.loop.call_soon_threadsafe(self._consumer.begin_close)

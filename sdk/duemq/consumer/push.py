@@ -179,6 +179,9 @@ class PushConsumer(AsyncClient):
         others before `session_timeout_s` is over.  From within the callback it only begins to:
         `run` returns when all is done.
         """
+        if self._ended is None:  # whoever starts it is too late
+            self._ended = asyncio.get_running_loop().create_future()
+            self._ended.set_result(None)
         self.begin_close()
         if self._closing is not None and not self.in_callback():
             await asyncio.shield(self._closing)

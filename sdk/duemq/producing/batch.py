@@ -317,6 +317,7 @@ class Batch:
         self._count = self.count
         self.bodies, self.extras, self.encoded = [], None, b""
         self.carried = []
+        self.growing, self.run = {}, None  # whose receipt is kept, or pickled, keeps no others
         # Before `wake`: a waiter that comes after the list was taken looks at `done` again.
         self.done = True
 

@@ -7,9 +7,9 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from typing import Unpack
+from typing import Any, TypeVar, Unpack
 
 from duemq.errors import DuemqError, NotAllSent
 from duemq.message import Outgoing, SendOptions
@@ -25,6 +25,10 @@ from duemq.sent import Receipt
 from duemq.settings import Addresses, ProducerSettings
 from duemq.transport.loop_thread import Face, Hosted, blocking, refuse_inside
 
+T = TypeVar("T")
+
+# Nobody holds a lock for so long but a send that a signal has interrupted.
+HELD_S = 1.0
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
 GRACE_S = 5.0
 
@@ -53,7 +57,7 @@ class Producer(Face):
         core = AsyncProducer(nameserver, settings=settings)
         self._settings = core._settings
         core._serve_blocking(on_error)
-        self._hosted = Hosted(core, "the producer")
+        self._hosted = _Hosted(core, "the producer")
         self._hosted.start()
         self._core = core
         self._outbox = core.outbox
@@ -80,6 +84,7 @@ class Producer(Face):
         stored; Closed.
         """
         refuse_inside()  # before it is on its way
+        check_locks(self._core)
         pending = self.submit(topic, body, **options)
         return pending.result(self._settings.send_timeout_s + GRACE_S)
 
@@ -155,6 +160,7 @@ class Producer(Face):
         by its number.  If the iterable raises, what had been read before may be sent.
         """
         refuse_inside()
+        check_locks(self._core)
         common = Outgoing(b"", **options)
         intake = self._core.intake
         pieces: list[Piece] = []
@@ -214,6 +220,36 @@ class Producer(Face):
                 return  # or it is closed: whoever adds is told
             if not gate.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 raise no_room(self._outbox, timeout_s)
+
+
+class _Hosted(Hosted):
+    client: AsyncProducer
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check()
+        except RuntimeError:
+            coroutine.close()
+            raise
+        return super().run(coroutine)
+
+    def close(self) -> None:
+        self._check()
+        super().close()
+
+    def _check(self) -> None:
+        if not self.closed:
+            check_locks(self.client)
+
+
+def check_locks(core: AsyncProducer) -> None:
+    """Raises RuntimeError in a signal handler that has interrupted a send: it would wait for it."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for lock in (core.outbox.lock, core._timer_calls.lock):
+        if not lock.acquire(timeout=HELD_S):
+            raise RuntimeError("a signal came in the middle of a send: raise in its handler")
+        lock.release()
 
 
 # Strong: what a producer that nobody holds any more has taken is sent all the same.

@@ -74,7 +74,7 @@ class Outbox:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         """Accepted and not yet answered."""
-        self._lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
+        self.lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
         self.frame_bytes = frame_bytes
         self._wake_pump = wake_pump
         self._asleep = True
@@ -116,7 +116,7 @@ class Outbox:
         if extras is not None:
             size += len(extras.encoded)
         wake = False
-        with self._lock:
+        with self.lock:
             batch = target.growing.get(way)
             if (
                 batch is None
@@ -164,7 +164,7 @@ class Outbox:
         The caller cuts the list: BLOCK_MESSAGES and frame_bytes are the limits.
         """
         due_field, due_value = due or (0, 0)
-        with self._lock:
+        with self.lock:
             way = (queue, due_field)
             batch, wake = self._begin(target, way, now_ms)
             # What comes later on this way must not overtake it in an older batch.
@@ -177,13 +177,13 @@ class Outbox:
 
     def reserve(self, size: int) -> None:
         """Counts what is kept elsewhere, until `release`.  Raises Closed."""
-        with self._lock:
+        with self.lock:
             self._check_open()
             self.used_bytes += size
 
     def on_room(self, wake: Callable[[], None]) -> bool:
         """Has `wake` called when there is room, or the outbox closes; False: there is room."""
-        with self._lock:
+        with self.lock:
             if not self.full or self._closed is not None:
                 return False
             self._waiting_for_room.append(wake)
@@ -195,7 +195,7 @@ class Outbox:
         """The batches begun since the last call, in that order.  They may still be growing."""
         if not self.arrivals:
             return []  # who begins one from now on wakes the pump
-        with self._lock:
+        with self.lock:
             arrivals = list(self.arrivals)
             self.arrivals.clear()
             self._asleep = True
@@ -203,13 +203,13 @@ class Outbox:
 
     def seal(self, batch: Batch) -> None:
         """Ends a batch's growth."""
-        with self._lock:
+        with self.lock:
             if batch.growing.get(batch.way) is batch:
                 del batch.growing[batch.way]
 
     def release(self, size: int) -> None:
         """A batch of that size is done."""
-        with self._lock:
+        with self.lock:
             self.used_bytes -= size
             if self.full or not self._waiting_for_room:
                 return
@@ -219,7 +219,7 @@ class Outbox:
 
     def close(self, error: DuemqError | None = None) -> None:
         """Accepts nothing more; who waits for room is woken."""
-        with self._lock:
+        with self.lock:
             self._closed = error or Closed("the producer is closed")
             woken, self._waiting_for_room = self._waiting_for_room, deque()
         for wake in woken:
@@ -230,7 +230,7 @@ class Outbox:
 
         The lock may be held by a thread that the child does not have.
         """
-        self._lock = threading.Lock()  # guards what the lock it replaces did
+        self.lock = threading.Lock()  # guards what the lock it replaces did
         self._closed = Closed(
             "this producer belongs to the parent process: fork before the first client"
         )

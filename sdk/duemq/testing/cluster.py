@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 from duemq.administering.pending_timers import shift_ms_of
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
-from duemq.consumer.settings import PushOptions, start_ms
+from duemq.consumer.settings import PushOptions
 from duemq.descriptions import (
     HeldTimers,
     ResumePolicy,
@@ -28,7 +28,7 @@ from duemq.outcomes import DeadLetter, RetryLater, errors_of
 from duemq.producing.cancels import Handle
 from duemq.protocol import checks, due
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.protocol.moments import Moment
+from duemq.protocol.moments import Moment, epoch_ms
 from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing import waiting
@@ -63,7 +63,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         sent back; else it is logged, as consumers do.
         """
         checks.whole("queues", queues, 1, QUEUES_MAX)
-        now_ms = time.time_ns() // 1_000_000 if now is None else start_ms(now)
+        now_ms = time.time_ns() // 1_000_000 if now is None else epoch_ms(now, 0, "now")
         self._broker = MemoryBroker(now_ms, queues)
         self._shard = ShardQuestions(self._broker)
         self._groups = Groups(self._broker)
@@ -305,4 +305,4 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
             return next_ms <= until_ms
 
     def _end_of(self, by: float | timedelta | str) -> int:
-        return self._broker.now_ms + due.delay_ms(by)
+        return self._broker.now_ms + due.delay_ms(by, "by")

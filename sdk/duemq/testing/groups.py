@@ -8,7 +8,7 @@ or its ordering key.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -18,7 +18,7 @@ from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved, start_ms
 from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
-from duemq.outcomes import Outcome, RetryLater, errors_of, outcome_of
+from duemq.outcomes import Failed, Outcome, failures_of, outcome_of
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
 from duemq.protocol.names import (
     check_own_group,
@@ -42,7 +42,11 @@ class RetryLane:
     waiting: deque[StoredEntry]
     tries: int = 0
     """Of the first, failed."""
+    together: int = 1
+    """So many failed as one list."""
     until_ms: int = 0
+    failed: Counter[int] = field(default_factory=Counter)
+    """How often each has, by offset."""
 
 
 @dataclass
@@ -69,7 +73,7 @@ class MemoryMember:
     broadcast: bool
     name: str
     joined: bool = False
-    """And may have left since."""
+    """And may have left since, or before."""
     progress: Progress = field(default_factory=Progress)
 
     def lane_of(self, message: Message) -> Hashable | None:
@@ -130,18 +134,28 @@ class Groups:
         for other in self._members:
             if other.group == member.group and not (other.broadcast or member.broadcast):
                 _check_same(other.filters, member.filters)
-        member.name = member.name or f"member-{next(self._numbers):04d}"
+        member.name = member.name or self._name_for(member)
         whose = (member.group, member.name if member.broadcast else "")
         member.progress = self._progress.setdefault(whose, member.progress)
+        start_from, new = member.settings.start_from, set(member.filters)
+        if member.broadcast or start_from == "latest":  # what came meanwhile is not left out
+            new -= member.progress.topics
         member.progress.topics |= set(member.filters)
         if not member.broadcast:
             member.progress.topics.add(retry_topic(member.group))
-        for topic in member.filters:
+        for topic in new:
             for queue in self._broker.queues_of(topic):
                 if queue not in member.progress.next:
-                    member.progress.next[queue] = self._start(queue, member.settings.start_from)
+                    member.progress.next[queue] = self._start(queue, start_from)
         member.joined = True
         self._members.append(member)
+
+    def _name_for(self, member: MemoryMember) -> str:
+        """Its own; in broadcast that of a host, which goes on where that was."""
+        if not member.broadcast:
+            return f"member-{next(self._numbers):04d}"
+        taken = {each.name for each in self._members if each.group == member.group}
+        return next(host for n in count(1) if (host := f"host-{n}") not in taken)
 
     def forget_topic(self, topic: str) -> None:
         """It was deleted: no group is anywhere in it any more."""
@@ -152,6 +166,7 @@ class Groups:
 
     def leave(self, member: MemoryMember) -> None:
         """Its queues are the others' from now on."""
+        member.joined = True
         if member in self._members:
             self._members.remove(member)
 
@@ -217,7 +232,8 @@ class Groups:
         lanes = member.progress.lanes.setdefault(queue, {})
         for lane in lanes.values():
             if lane.until_ms <= self._broker.now_ms:
-                yield _delivery(member, queue, list(lane.waiting)[:size], lane)
+                entries = list(lane.waiting)[: lane.together if lane.tries else size]
+                yield _delivery(member, queue, entries, lane)
         if entries := self._fresh(member, queue, lanes, size):
             yield _delivery(member, queue, entries, None)
 
@@ -252,53 +268,54 @@ class Groups:
             return
         if delivery.lane is None:
             member.progress.next[queue] = delivery.entries[-1].message.offset + 1
-        failed = errors_of(error, delivery.messages) if error is not None else {}
+        failed = failures_of(error, delivery.messages) if error is not None else []
         if member.order is None and not member.broadcast:
-            for index, each in failed.items():
-                self._send_back(member.group, delivery.messages[index], outcome_of(each))
+            for each in failed:
+                for message in _of(each, delivery.messages):
+                    self._send_back(member.group, message, outcome_of(each.error))
         elif member.lane_of(delivery.messages[0]) is None:
             self._finish_free(delivery, failed)
         else:
             self._finish_lane(delivery, failed)
 
-    def _finish_free(self, delivery: Delivery, failed: Mapping[int, BaseException]) -> None:
-        """Messages that wait for nobody: each that failed has a lane of its own."""
-        lanes = delivery.member.progress.lanes[delivery.queue]
-        for index, entry in enumerate(delivery.entries):
-            key = (entry.message.offset,)
-            if index in failed:
-                lane = lanes.setdefault(key, RetryLane(deque([entry])))
-                self._suspend(delivery.member, lane, failed[index], [delivery.messages[index]])
-            if index not in failed or not lanes[key].waiting:
-                lanes.pop(key, None)
+    def _finish_free(self, delivery: Delivery, failed: Sequence[Failed]) -> None:
+        """Messages that wait for nobody: what failed together has a lane of its own."""
+        lanes, before = delivery.member.progress.lanes[delivery.queue], delivery.lane
+        lanes.pop(_free_key(delivery.entries), None)
+        for each in failed:
+            entries = _of(each, delivery.entries)
+            lane = RetryLane(deque(entries), before.tries if before else 0)
+            lane.failed.update(before.failed if before else ())
+            self._suspend(delivery.member, lane, each, delivery.messages)
+            if lane.waiting:
+                lanes[_free_key(entries)] = lane
 
-    def _finish_lane(self, delivery: Delivery, failed: Mapping[int, BaseException]) -> None:
+    def _finish_lane(self, delivery: Delivery, failed: Sequence[Failed]) -> None:
         """Messages in order: what failed first, and all behind it, waits."""
         member, entries = delivery.member, delivery.entries
         lanes = member.progress.lanes[delivery.queue]
         key = member.lane_of(delivery.messages[0])
         lane = lanes.setdefault(key, delivery.lane or RetryLane(deque(entries)))
-        done = min(failed, default=len(entries))
-        for _ in range(done):
+        for _ in range(failed[0].index if failed else len(entries)):
             lane.waiting.popleft()
             lane.tries = 0
         if failed:
-            error = failed[done]
-            together = [i for i in range(done, len(entries)) if failed.get(i) is error]
-            self._suspend(member, lane, error, [delivery.messages[i] for i in together])
+            self._suspend(member, lane, failed[0], delivery.messages)
         if not lane.waiting:
             del lanes[key]
 
     def _suspend(
-        self, member: MemoryMember, lane: RetryLane, error: BaseException, first: Sequence[Message]
+        self, member: MemoryMember, lane: RetryLane, failed: Failed, messages: Sequence[Message]
     ) -> None:
         """The first of a lane failed, as one: they wait, or are passed."""
         lane.tries += 1
-        outcome, settings = outcome_of(error), member.settings
+        lane.together = failed.count
+        first, outcome, settings = _of(failed, messages), outcome_of(failed.error), member.settings
         if not outcome.dead_letter and lane.tries <= settings.retries_in_order_max:
-            chosen = error.delay_ms if isinstance(error, RetryLater) else None
+            chosen = outcome.delay_ms
             wait_ms = round(settings.suspend_s * 1000) if chosen is None else chosen
             lane.until_ms = self._broker.now_ms + wait_ms
+            lane.failed.update(message.offset for message in first)
             return
         for message in first:
             lane.waiting.popleft()
@@ -341,9 +358,17 @@ def _delivery(
         record = Record()
         record.CopyFrom(stored._record)
         messages.append(Message(record, stored._origin, stored.offset, stored.store_ms))
-    for _ in range(lane.tries if lane else 0):
-        messages[0].again()
+        for _ in range(lane.failed[stored.offset] if lane else 0):
+            messages[-1].again()
     return Delivery(member, queue, entries, messages, lane)
+
+
+def _of(failed: Failed, given: Sequence[Any]) -> Sequence[Any]:
+    return given[failed.index : failed.index + failed.count]
+
+
+def _free_key(entries: Sequence[StoredEntry]) -> Hashable:
+    return (entries[0].message.offset,)
 
 
 def _check_same(there: Mapping[str, Filter], new: Mapping[str, Filter]) -> None:

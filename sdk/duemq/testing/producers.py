@@ -67,10 +67,11 @@ class MemoryCalls(TimerCalls):
         self.run()
 
     def run(self) -> None:
-        """Stores what was gathered."""
+        """Stores what was gathered, also what waited for a call of another thread meanwhile."""
         with self.lock:
             taken = self.lanes.take()
-        for call in taken:
+        while taken:
+            call = taken.pop(0)
             try:
                 with self._broker_lock:
                     answer = self._broker.schedule_keyed(call.request(b""))
@@ -81,6 +82,7 @@ class MemoryCalls(TimerCalls):
             call.done = True
             with self.lock:
                 self.lanes.ended(call)
+                taken += self.lanes.take()
 
 
 class AioMemoryProducer(aio.Producer):

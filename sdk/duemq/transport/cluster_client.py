@@ -151,8 +151,14 @@ class Client:
 
     @property
     def routes(self) -> RouteCache:
-        """What is known; changes as nameservers push."""
+        """What is known; changes as nameservers push.  Raises Closed before the start."""
+        self._started_watcher()
         return self._routes
+
+    def _started_watcher(self) -> RouteWatcher:
+        if self._watcher is None:
+            raise Closed("the client is not started: use `async with` or `await start()`")
+        return self._watcher
 
     @property
     def missing(self) -> tuple[MissingBroker, ...]:
@@ -175,9 +181,8 @@ class Client:
 
     async def wait_for(self, condition: Callable[[RouteCache], bool], timeout_s: float) -> None:
         """Until the routes fulfil `condition`.  Raises Timeout, Unavailable, Closed."""
-        if self._watcher is None or self._closed:
-            raise Closed("the client is closed")
-        await self._watcher.wait_for(condition, timeout_s)
+        self._check_open()
+        await self._started_watcher().wait_for(condition, timeout_s)
 
     async def pause(self, broker: str, backoff: retrying.Backoff) -> None:
         """Waits before the next attempt; ends at once if a broker comes back, or moves.
@@ -202,7 +207,7 @@ class Client:
 
     def broker(self, name: str) -> Broker:
         """A live broker.  Raises Unavailable if none of that name is known."""
-        found = self._routes.broker(name) or self._learned.get(name)
+        found = self.routes.broker(name) or self._learned.get(name)
         if found is None:
             there = ", ".join(each.name for each in self._routes.brokers) or "none"
             raise Unavailable(
@@ -228,7 +233,7 @@ class Client:
 
     def timer_of(self, timer_queue_id: int) -> TimerShard:
         """The timer shard of a %TIMER% queue.  Raises Unavailable if it is not there."""
-        found = self._routes.timer_of(timer_queue_id)
+        found = self.routes.timer_of(timer_queue_id)
         if found is None:
             raise Unavailable(
                 f"no timer shard serves %TIMER% queue {timer_queue_id} now",
@@ -239,7 +244,7 @@ class Client:
 
     def timer_shard(self, number: int) -> TimerShard:
         """The timer shard of a number.  Raises Unavailable if it is not there."""
-        found = self._routes.timer_shard(number)
+        found = self.routes.timer_shard(number)
         if found is None:
             raise Unavailable(
                 f"no timer shard {number} is alive", field="timer_shard", value=number

@@ -130,9 +130,12 @@ class LoopThread:
 
 
 def refuse_inside() -> None:
-    """For what waits for the thread in another way than by `run`.  Raises RuntimeError in it."""
+    """For what waits for the thread in another way than by `run`.
+
+    Raises RuntimeError in it, Closed in a forked child, which has none.
+    """
     shared = LoopThread._shared
-    if shared is not None and shared.inside:
+    if shared is not None and (shared.inside or shared.foreign):
         shared.refuse()
 
 
@@ -143,20 +146,23 @@ class Hosted:
         self.client = client
         self.closed = False
         self._name = name
-        self._closing = threading.Lock()  # guards closed
+        # Guards closed, and the thread's release.  A signal handler may close while it is held.
+        self._closing = threading.RLock()
         self._thread: LoopThread | None = None
 
     def start(self) -> None:
         """Raises what the client's start raises, and Closed as `LoopThread.acquire`."""
         if self._thread is not None:
             raise Closed(f"{self._name} is started once")
-        thread = LoopThread.acquire()
+        self._thread = thread = LoopThread.acquire()
         try:
             thread.run(self.client.start())
         except BaseException:
-            thread.release()
+            with self._closing:
+                if not self.closed:  # else `close`, which ended this, releases it
+                    self._thread = None
+                    thread.release()
             raise
-        self._thread = thread
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs `coroutine` in the loop and waits for it.  Raises Closed."""

@@ -1,5 +1,6 @@
 import pickle
 
+from duemq.administering.letters.resending import Letter
 from duemq.message import Message, Origin, Outgoing, messages_of
 from duemq.v1 import message_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch
@@ -111,6 +112,8 @@ def test_pickling():
     again = pickle.loads(pickle.dumps(message))
     assert again == message
     assert (again.body, again.store_ms, again.tag) == (b"body", 7, "t")
+    letter = Letter(FULL, Origin("%DLQ%g", "broker", 1), 42, 7, resent=True)
+    assert pickle.loads(pickle.dumps(letter)).resent
 
 
 def test_outgoing_has_the_arguments_of_send():

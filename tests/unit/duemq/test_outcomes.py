@@ -47,6 +47,22 @@ def test_a_delay_that_is_none_is_refused(delay: object) -> None:
     assert refused.value.field == "delay"
 
 
+class Busy(RetryLater):
+    def __init__(self) -> None:
+        """Says nothing to its base."""
+
+
+class Unnamed(BatchFailed):
+    def __init__(self) -> None:
+        """As above."""
+
+
+def test_a_kind_of_the_application_s_own_need_not_say_all() -> None:
+    assert outcome_of(Busy()) == Outcome("")
+    error = Unnamed()
+    assert failures_of(error, BATCH) == [Failed(0, len(BATCH), error)]
+
+
 def test_a_long_reason_is_cut() -> None:
     assert len(outcome_of(ValueError("x" * 5_000)).error) == ERROR_CHARACTERS_MAX
 

@@ -208,7 +208,8 @@ async def never_run(receipt, error):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", " , ", "host:", ":9876", "host:port", "host:0", "host:70000"]
+    "wrong",
+    ["", " , ", "host:", ":9876", "host:port", "host:0", "host:70000", "::1", "fe80::1:9876"],
 )
 def test_illegal_nameservers(wrong):
     with pytest.raises(duemq.errors.InvalidArgument) as raised:
@@ -219,6 +220,7 @@ def test_illegal_nameservers(wrong):
 def test_nameservers():
     assert nameservers_of("a, b:1,") == ("a:9876", "b:1")
     assert nameservers_of(["[::1]", "[::1]:5"]) == ("[::1]:9876", "[::1]:5")
+    assert nameservers_of(["dns:a:5", "ipv6:[::1]:5"]) == ("dns:a:5", "ipv6:[::1]:5")  # gRPC's own
 
 
 def test_names_are_loaded_when_they_are_used():

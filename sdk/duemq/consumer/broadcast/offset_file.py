@@ -108,6 +108,8 @@ class OffsetFile:
     def close(self) -> None:
         """Lets another process be this member.  Idempotent."""
         if self._lock >= 0:
+            if sys.platform != "win32":  # a forked child has it, too, and keeps it open
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = -1
 

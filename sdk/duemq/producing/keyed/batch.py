@@ -43,7 +43,7 @@ class KeyedBatch(Batch):
 
     def answered(self, shard: str, answer: timer_pb2.ScheduleResponse) -> None:
         """The shard has decided.  `wake` then tells who waits."""
-        self.results = answer.results
+        self.results = list(answer.results)  # which a receipt can be pickled with
         for index, result in enumerate(self.results):
             if result.outcome == timer_pb2.EXISTS:
                 self.errors[index] = self._exists(index, result.handle)

@@ -56,7 +56,7 @@ async def _listening(address: str) -> Finding | None:
             _, writer = await asyncio.open_connection(parts["host"].strip("[]"), int(parts["port"]))
     except ConnectionRefusedError:
         return Finding(f"connection refused at {address}: {START_ONE}")
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # or no name that a host can have
         return Finding(f"no host of that name at {address}: check the name, or the network")
     except TimeoutError:
         return Finding(f"no connection to {address}: host down, or a firewall in between")

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from duemq.administering.asking import Answers, Asker
+from duemq.administering.pending_timers import PendingTimers
 from duemq.administering.topics import Topics
 from duemq.errors import MissingBroker, PartialAnswer, Unavailable
-from duemq.protocol.route import Broker
+from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import cluster_client
 
 HERE, LOST = Broker("b1", "b1:1", 1, 7), Broker("b2", "b2:1", 1, 8)
@@ -56,3 +57,12 @@ async def test_who_deletes_a_topic_waits_for_a_broker_that_gets_another_leader(m
     with pytest.raises(PartialAnswer, match="fell silent"):
         await Topics(Client()).delete_topic("orders")
     assert asked_s == [20.0]
+
+
+async def test_where_nobody_is_there_nothing_is_counted_as_none():
+    client = Client()
+    client.routes = RouteCache()
+    admin = PendingTimers(client)
+    for asked in (admin.count_timers, admin.timer_histogram, lambda: admin.cancel_pending("t")):
+        with pytest.raises(Unavailable, match="no live broker"):
+            await asked()

@@ -35,6 +35,14 @@ def test_a_plain_receipt():
     assert "broker/3@11" in repr(first)
 
 
+def test_a_receipt_is_pickled_without_what_travels_meanwhile():
+    made = batch(1)
+    other = made.growing[made.way] = batch(2)
+    other.on_done(threading.Lock().release)
+    again = pickle.loads(pickle.dumps(receipt(stored(made), 1)))
+    assert (again.offset, again.message_id) == (11, made.message_id(1))
+
+
 def test_a_delayed_receipt():
     second = receipt(stored(batch(1, due_field=DELAYS_MS)), 1)
     assert (second.queue, second.offset, second.due_ms) == (None, None, 2_000)

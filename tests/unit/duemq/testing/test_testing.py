@@ -278,6 +278,49 @@ def test_a_worker_that_runs_until_closed_ends_when_all_is_done(cluster, producer
         consumer.start()
 
 
+def test_a_consumer_that_was_closed_before_it_started_does_not_start(cluster, producer):
+    called = []
+    consumer = cluster.push_consumer("g", "t", called.append, start_from="earliest")
+    producer.send("t", b"x")
+    consumer.close()
+    consumer.run()
+    assert not called
+    with pytest.raises(Closed):
+        consumer.start()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_topic_that_comes_later_is_read_from_its_beginning(cluster, producer, there):
+    """Whether the group has members then, or not."""
+    got = []
+    first = cluster.push_consumer("g", "t", got.append)
+    first.start()
+    if not there:
+        first.close()
+    producer.send("t", b"made")
+    with cluster.push_consumer("g", "t", got.append):
+        cluster.deliver()
+    assert [message.body for message in got] == [b"made"]
+
+
+def test_in_broadcast_a_host_goes_on_where_it_was(cluster, producer):
+    got = {"a": [], "b": []}
+
+    def consumer(host):
+        def note(message):
+            got[host].append(message.body)
+
+        return cluster.push_consumer("g", "t", note, broadcast=True, start_from="earliest")
+
+    producer.send("t", b"1")
+    with consumer("a"), consumer("b"):
+        cluster.deliver()
+    producer.send("t", b"2")
+    with consumer("a"):
+        cluster.deliver()
+    assert got == {"a": [b"1", b"2"], "b": [b"1"]}
+
+
 def test_closing_in_a_callback_leaves_the_rest_for_others(cluster, producer):
     producer.send_many("t", [b"1", b"2"])
     got = []
@@ -383,6 +426,15 @@ def test_a_receipt_cancels_its_message():
     assert producer.cancel([receipts[1], receipts[2].handle]) == [CancelOutcome.CANCELLED] * 2
     with pytest.raises(InvalidArgument, match="was not delayed"):
         producer.cancel(producer.send("t", b"now"))
+
+
+def test_a_time_that_is_none_is_named_as_it_is_given(cluster):
+    with pytest.raises(InvalidArgument) as refused:
+        MemoryCluster(now=datetime(2030, 1, 1))
+    assert refused.value.field == "now"
+    with pytest.raises(InvalidArgument) as refused:
+        cluster.advance(-1)
+    assert refused.value.field == "by"
 
 
 def test_delays_grow_as_a_brokers_do_however_many_retries_there_were(cluster, producer):

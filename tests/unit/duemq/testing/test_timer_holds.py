@@ -87,6 +87,8 @@ def test_what_is_wrong_is_said(cluster):
     with pytest.raises(InvalidArgument, match="older_than"):
         cluster.resume_timers(TOPIC, policy="drop_older_than")
     with pytest.raises(InvalidArgument, match="older_than"):
+        cluster.resume_timers(TOPIC, policy="drop_older_than", older_than=-1)
+    with pytest.raises(InvalidArgument, match="older_than"):
         cluster.resume_timers(TOPIC, older_than="1s")
     with pytest.raises(InvalidArgument, match="policy"):
         cluster.resume_timers(TOPIC, policy="some")

@@ -1,5 +1,8 @@
 """Timers under their owner's key in the twin: as the real ones."""
 
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
@@ -40,6 +43,35 @@ def test_what_waits_is_replaced(cluster, producer):
     assert bodies(cluster) == [b"2"]
     assert cluster.messages(TOPIC)[0].timer_key == "k"
     assert producer.send(TOPIC, b"3", timer_key="k", delay=1).replaced is None
+
+
+def test_a_receipt_travels_between_processes(producer):
+    producer.send(TOPIC, b"1", timer_key="k", delay="1h")
+    second = producer.send(TOPIC, b"2", timer_key="k", delay="2h")
+    again = pickle.loads(pickle.dumps(second))
+    assert (again.handle, again.replaced) == (second.handle, second.replaced)
+
+
+def test_what_waits_for_another_thread_s_message_under_its_key_is_stored(
+    cluster, producer, monkeypatch
+):
+    stored, held, go_on = cluster._broker.schedule_keyed, threading.Event(), threading.Event()
+
+    def hold(request):
+        held.set()
+        assert go_on.wait(60)
+        return stored(request)
+
+    monkeypatch.setattr(cluster._broker, "schedule_keyed", hold)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(producer.send, TOPIC, b"1", timer_key="k", delay="1h")
+        assert held.wait(60)
+        second = threads.submit(producer.send, TOPIC, b"2", timer_key="k", delay="2h")
+        calls = producer._core._timer_calls
+        while len(calls.lanes.open()) < 2:
+            assert not second.done()
+        go_on.set()
+        assert second.result().replaced == first.result().handle
 
 
 def test_debounce(cluster, producer):

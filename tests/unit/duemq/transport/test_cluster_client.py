@@ -35,7 +35,7 @@ def tell(client: Client, brokers: dict[str, str], timers: dict[str, str] | None 
         brokers=tuple(Broker(name, address) for name, address in brokers.items()),
         timers=tuple(TimerShard(name, at, 0, 1) for name, at in (timers or {}).items()),
     )
-    assert client.routes.apply(update)
+    assert client._routes.apply(update)
     client._routes_changed()
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -110,6 +111,18 @@ def test_one_process_a_member(file, tmp_path):
     file.close()
     assert second.open() is None
     second.close()
+
+
+def test_a_child_that_was_forked_meanwhile_does_not_keep_the_name(file, tmp_path):
+    file.open()
+    inherited = os.dup(file._lock)
+    file.close()
+    again = OffsetFile(str(tmp_path), "billing", "pod-1")
+    try:
+        assert again.open() is None
+    finally:
+        again.close()
+        os.close(inherited)
 
 
 def test_names_that_file_systems_do_not_take_are_escaped(tmp_path):
