@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from duemq import telemetry
 from duemq.errors import DuemqError
-from duemq.transport.event_loops import new_event_loop
-from duemq.transport.tuning import tune_process
+from duemq.transport.tuning import new_event_loop, tune_process
 from duemq_server.serving import settings as rpc_settings
 from duemq_server.serving.logging import configure
 from duemq_server.serving.settings import MemberSettings, ProcessSettings

@@ -27,7 +27,7 @@ from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker
 from duemq.settings import Tls
 from duemq.transport import status
-from duemq.transport.channels import Channels
+from duemq.transport.channel import Channels
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, stubs
 from duemq_server.serving.clock import now_ms, steady_ms

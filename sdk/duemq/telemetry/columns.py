@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace import ReadableSpan
 from duemq.protocol.limits import SPAN_NUMBERS
 from duemq.telemetry import light_columns
 from duemq.telemetry.light_spans import LightSpan, ProcessRows, SendRows
-from duemq.telemetry.string_columns import put_texts
 from duemq.tracing import attributes as attribute
 from duemq.v1.trace_pb2 import SpanBatch
 
@@ -88,11 +87,11 @@ def _put_identity(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
         batch.parent_span_ids = b"".join(
             (span.parent.span_id if span.parent else 0).to_bytes(8, "big") for span in spans
         )
-    put_texts(batch.name, [_whole(span.name) for span in spans])
-    put_texts(batch.kind, [span.kind.name for span in spans])
-    put_texts(batch.status, [span.status.status_code.name for span in spans])
+    light_columns.put_texts(batch.name, [_whole(span.name) for span in spans])
+    light_columns.put_texts(batch.kind, [span.kind.name for span in spans])
+    light_columns.put_texts(batch.status, [span.status.status_code.name for span in spans])
     for column, name in ((batch.service, "service.name"), (batch.instance, "service.instance.id")):
-        put_texts(column, [_text_of(span.resource, name) for span in spans])
+        light_columns.put_texts(column, [_text_of(span.resource, name) for span in spans])
 
 
 def _put_times(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
@@ -131,14 +130,14 @@ def _put_attributes(batch: SpanBatch, spans: Sequence[ReadableSpan]) -> None:
     # Another system's topics and messages are not to be counted among ours.
     known = [row if row.get(attribute.SYSTEM, _OURS) == _OURS else {} for row in rows]
     for column, name in STRING_ATTRIBUTES.items():
-        put_texts(getattr(batch, column), _taken(known, name, _is_string, ""))
+        light_columns.put_texts(getattr(batch, column), _taken(known, name, _is_string, ""))
     for column, name in INTEGER_ATTRIBUTES.items():
         fits = partial(_is_integer, _RANGES.get(column, _INT64))
         _put_numbers(getattr(batch, column), _taken(known, name, fits, 0))
     queues = _taken(known, attribute.QUEUE, _is_queue, -1)
     if any(queue != -1 for queue in queues):
         batch.queue_id.extend(int(queue) for queue in queues)
-    put_texts(batch.attributes, [_rest(row) for row in rows])
+    light_columns.put_texts(batch.attributes, [_rest(row) for row in rows])
 
 
 def _taken(

@@ -8,20 +8,23 @@ fields may stand in any order, so encoded columns are put behind one another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from functools import lru_cache
+from itertools import chain, repeat
 from operator import mul
 from struct import Struct
+from typing import TypeVar
 
 from opentelemetry.trace import Status
 
 from duemq.protocol.message_ids import INDEXES
 from duemq.protocol.record_bytes import LENGTH_DELIMITED, varint
 from duemq.telemetry.light_spans import ProcessRows, SendRows
-from duemq.telemetry.string_columns import joined, numbered, put_by_frame, put_texts, repeated
 from duemq.tracing import attributes as attribute
 from duemq.tracing.sampling import SPAN_ID_BYTES
 from duemq.tracing.sends import SendFrame
-from duemq.v1.trace_pb2 import SpanBatch
+from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+
+_Value = TypeVar("_Value")
 
 _TAGS = {
     field.name: varint(field.number << 3 | LENGTH_DELIMITED)
@@ -225,3 +228,59 @@ def _put_failures(batch: SpanBatch, failures: list[tuple[str, Status] | None]) -
         put_texts(batch.status, ["ERROR" if failed else "UNSET" for failed in failures])
     else:
         put_by_frame(batch.status, ["UNSET"], [len(failures)])
+
+
+# -- columns of texts, each text once
+
+
+def put_texts(column: StringColumn, values: Sequence[str]) -> None:
+    """One a row; nothing where all are empty."""
+    table = dict.fromkeys(values)
+    if len(table) == 1:  # of most columns: the same in every row
+        _put_one(column, values[0], len(values))
+        return
+    if len(table) == len(values):
+        column.rows.MergeFrom(numbered(len(values)).rows)
+    else:
+        numbers = dict(zip(table, range(len(table)), strict=True))
+        column.rows.extend(map(numbers.__getitem__, values))
+    column.values.extend(table)
+
+
+def put_by_frame(column: StringColumn, values: Sequence[str], counts: Sequence[int]) -> None:
+    """So many rows of each value."""
+    table = dict.fromkeys(values)
+    if len(table) == 1:
+        _put_one(column, values[0], sum(counts))
+        return
+    numbers = dict(zip(table, range(len(table)), strict=True))
+    column.rows.extend(repeated(map(numbers.__getitem__, values), counts))
+    column.values.extend(table)
+
+
+def _put_one(column: StringColumn, value: str, count: int) -> None:
+    if value:
+        column.values.append(value)
+        column.rows.MergeFrom(_zeros(count).rows)
+
+
+@lru_cache
+def numbered(count: int) -> StringColumn:
+    """So many rows, each of a value of its own."""
+    return StringColumn(rows=range(count))
+
+
+@lru_cache
+def _zeros(count: int) -> StringColumn:
+    """So many rows of the first value."""
+    return StringColumn(rows=[0] * count)
+
+
+def repeated(values: Iterable[_Value], counts: Sequence[int]) -> list[_Value]:
+    """Each so many times."""
+    return joined(map(repeat, values, counts))
+
+
+def joined(parts: Iterable[Iterable[_Value]]) -> list[_Value]:
+    """One after the other."""
+    return list(chain.from_iterable(parts))

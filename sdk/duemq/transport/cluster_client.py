@@ -27,7 +27,7 @@ from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerSha
 from duemq.settings import Addresses, ClientSettings, nameservers_of
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
-from duemq.transport.channels import Channels
+from duemq.transport.channel import Channels
 from duemq.transport.routing.diagnosis import Finding, diagnose
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, stubs

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from duemq.errors import Closed, Timeout
 from duemq.transport import channel
 from duemq.transport.closing import AsyncClient, Closing
-from duemq.transport.event_loops import new_event_loop
+from duemq.transport.tuning import new_event_loop
 
 NAME = "duemq-io"
 # To end after the last client closed: cancelled tasks, gRPC's own shutdown.

@@ -1,9 +1,15 @@
-"""Settings of the whole process that moving many messages profits from.  Servers use them, too."""
+"""Settings of a process, and event loops, that moving many messages profits from.  Servers' too."""
 
+import asyncio
 import ctypes
 import gc
 import os
 import sys
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = None  # type: ignore[assignment]
 
 # glibc takes blocks of 128 KiB and more from the kernel and returns them at once, so that each page
 # of a frame is faulted in anew: moving frames then costs 2 to 30 times as much CPU.  Blocks up to
@@ -42,3 +48,12 @@ def tune_process() -> None:
         return
     for parameter, value in _MALLOPT:
         mallopt(parameter, value)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """For a thread of our own: uvloop's where the extra `duemq[uvloop]` is installed.
+
+    A frame takes half a dozen turns of a broker's event loop.  Loops that the application runs are
+    its own choice.  Its clock may count whole milliseconds, and a timer come one too early.
+    """
+    return uvloop.new_event_loop() if uvloop else asyncio.new_event_loop()

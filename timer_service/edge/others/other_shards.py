@@ -19,7 +19,7 @@ from duemq.errors import DuemqError, Unavailable
 from duemq.protocol.route import RouteCache, TimerShard
 from duemq.settings import Tls
 from duemq.transport import status
-from duemq.transport.channels import Channels
+from duemq.transport.channel import Channels
 from duemq.v1 import stubs, timer_pb2
 from duemq.v1.broker_pb2 import TimerService
 from duemq.v1.message_pb2 import TimerHandle

@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 
-from duemq.transport.channels import Channels
+from duemq.transport.channel import Channels
 from tests.certificates import authority, certificate, needs_openssl
 
 A, B = "127.0.0.1:1", "127.0.0.1:2"
