@@ -236,6 +236,47 @@ async def test_a_cancel_says_that_the_brokers_data_was_replaced(
         assert f"{store_id:016x}" in again.error.message
 
 
+async def test_what_comes_to_a_broker_that_was_put_back_from_a_copy_is_not_lost(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It gives offsets anew that were taken over: what comes under them must not pass for that."""
+    data, copy = tmp_path / "b0", tmp_path / "copy"
+    async with running_shard(cluster, tmp_path) as shard:
+
+        async def takes_over(bodies: list[bytes]) -> None:
+            before = (await shard.stats()).accepted
+            await send(cluster, bodies, [HOUR_MS] * len(bodies), queue_id=0, producer_id=0)
+            await shard.until(lambda stats: stats.accepted == before + len(bodies))
+
+        await takes_over([b"kept"])
+        await cluster.stop_broker("b0")
+        shutil.copytree(data, copy)
+        await cluster.start_broker("b0")
+        await takes_over([b"lost", b"lost too"])
+        await cluster.stop_broker("b0")
+        shutil.rmtree(data)
+        copy.rename(data)
+        await cluster.start_broker("b0")
+        await shard.until(lambda stats: any("from a copy" in each for each in stats.problems))
+
+        new = [b"new-%d" % n for n in range(3)]
+        for body in new:
+            await send(cluster, [body], [0], queue_id=0, producer_id=0)
+        await cluster.stop_broker("b0")
+        (data / "store_id").unlink()
+        await cluster.start_broker("b0")
+
+        await until_delivered(cluster, new)
+        assert not (await shard.stats()).problems
+
+
+async def until_delivered(cluster: Cluster, bodies: list[bytes]) -> None:
+    async def holds() -> bool:
+        return bodies_of(await delivered(cluster)) == bodies
+
+    await until(holds)
+
+
 async def test_cancels_at_a_shard_that_has_just_started_wait_until_it_knows(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

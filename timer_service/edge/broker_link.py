@@ -318,6 +318,8 @@ class BrokerLink:
         for queue_id, fetcher in self.fetchers.items():
             source = self._shard.scheduler.numbers.source(fetcher.source)
             known = self._committed.get(queue_id, fetcher.begin - 1)
+            if fetcher.put_back:  # by such offsets the broker would let go of what is not fetched
+                continue
             if source is not None and source.durable_offset > known:
                 new[queue_id] = source.durable_offset
         return new
