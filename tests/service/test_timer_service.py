@@ -270,6 +270,40 @@ async def test_what_comes_to_a_broker_that_was_put_back_from_a_copy_is_not_lost(
         assert not (await shard.stats()).problems
 
 
+async def test_what_a_shard_that_was_put_back_from_a_copy_fires_is_no_repeat(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its next batches are not those that went under the next numbers before."""
+    data, copy = tmp_path / "t0", tmp_path / "copy"
+
+    async def fires(bodies: list[bytes]) -> None:
+        second = time.time() // 1
+        await until(lambda: time.time() // 1 != second)  # nobody puts anything back within one
+        async with running_shard(cluster, tmp_path) as shard:
+            before = (await shard.stats()).fired
+            for count, body in enumerate(bodies, 1):
+                await send(cluster, [body], [0], queue_id=0, producer_id=0)
+                await shard.until(
+                    lambda stats, at_least=before + count: (
+                        stats.fired >= at_least and not stats.in_flight
+                    )
+                )
+
+    await fires([b"a"])
+    shutil.copytree(data, copy)
+    await fires([b"b", b"c", b"d"])
+    shutil.rmtree(data)
+    copy.rename(data)
+    await fires([b"e", b"f", b"g"])
+
+    async with running_shard(cluster, tmp_path):
+
+        async def are_there() -> bool:
+            return set(bodies_of(await delivered(cluster))) == set(map(bytes, zip(b"abcdefg")))
+
+        await until(are_there)
+
+
 async def until_delivered(cluster: Cluster, bodies: list[bytes]) -> None:
     async def holds() -> bool:
         return bodies_of(await delivered(cluster)) == bodies
