@@ -68,6 +68,7 @@ class TimerFetcher:
         self.begin = begin
         self.put_back = ""
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
+        self._kept_from = 0  # what lies before it the broker keeps no more
         self.lag = 0  # records at the broker that were not fetched at the last look
         self._linger_ms = 0
         self._shard = shard
@@ -99,7 +100,7 @@ class TimerFetcher:
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if isinstance(error, OffsetOutOfRange) and await self._was_put_back():
+                if isinstance(error, OffsetOutOfRange) and not await self._goes_on():
                     return
                 await asyncio.sleep(backoff.next_s())
 
@@ -107,7 +108,7 @@ class TimerFetcher:
         """Where to go on."""
         source = self._shard.scheduler.numbers.source(self.source)
         if source is not None:
-            return max(source.next_offset, self.begin)
+            return max(source.next_offset, self.begin, self._kept_from)
         known = await self._at_broker()
         return self.begin if known is None else max(known.offset, known.min_offset, self.begin)
 
@@ -120,15 +121,22 @@ class TimerFetcher:
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
 
-    async def _was_put_back(self) -> bool:
-        """Notes it in `put_back`."""
+    async def _goes_on(self) -> bool:
+        """After an offset that the broker has not: with what it has.  False: see `put_back`.
+
+        It has let go of what was committed.  Who goes on with a copy of a data directory may need
+        some of that: it is lost, and what came later is not.
+        """
         source = self._shard.scheduler.numbers.source(self.source)
         try:
             known = await self._at_broker()
         except DuemqError:
-            return False  # the next fetch tells
-        if source is None or known is None or source.next_offset <= known.max_offset:
-            return False
+            return True  # the next fetch tells
+        if source is None or known is None:
+            return True
+        self._kept_from = known.min_offset
+        if source.next_offset <= known.max_offset:
+            return True
         self.put_back = (
             f"nothing is fetched from queue {self.source.queue_id} of broker {self._broker} any"
             f" more: it has offsets up to {known.max_offset}, and those up to {source.next_offset}"
@@ -137,7 +145,7 @@ class TimerFetcher:
             " took since is delivered then; what it got just before the copy was made may come twice"
         )
         log.error("%s", self.put_back)
-        return True
+        return False
 
     async def _fetch(self, offset: int) -> int:
         request = broker_pb2.FetchFramesRequest(
@@ -160,8 +168,12 @@ class TimerFetcher:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
+        source = self._shard.scheduler.numbers.source(self.source)
+        fetched_from = offset
+        if offset == self._kept_from and source is not None:
+            fetched_from = max(source.next_offset, self.begin)
         ingested = await self._shard.ingest(
-            self.source, self._broker, answer.frames, offset, self.begin
+            self.source, self._broker, answer.frames, fetched_from, self.begin
         )
         self.lag = answer.max_offset - answer.next_offset
         if spans.enabled():
