@@ -80,6 +80,8 @@ class FireBatch:
     """Which timers were due when they were accepted; not known after a restart."""
     ready_ms: int = 0
     """When the last of its timers is due: it is not sent before."""
+    repeated: bool = False
+    """It may have been sent under its number before, and not been answered."""
 
     def __post_init__(self) -> None:
         self.ready_ms = self.last_due_ms
@@ -201,11 +203,13 @@ class FireLane:
         self._forgotten = self._proven = False
         self.epoch = epoch
         for sequence, batch in enumerate(self.unacked):
-            batch.sequence = sequence
+            batch.sequence, batch.repeated = sequence, False
         self.next_sequence = len(self.unacked)
 
     def disconnected(self) -> None:
         """Nothing that is on the wire will be answered."""
+        for batch in self._wire:
+            batch.repeated = True
         self._wire.clear()
         self._proven = False
         self._failed = False
