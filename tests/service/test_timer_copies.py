@@ -1,4 +1,4 @@
-"""A broker or a timer shard goes on with a copy of its data directory that is older than the rest."""
+"""A broker or a timer shard that goes on with an older copy of its data directory."""
 
 import shutil
 import time

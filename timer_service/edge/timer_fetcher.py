@@ -141,8 +141,8 @@ class TimerFetcher:
             f"nothing is fetched from queue {self.source.queue_id} of broker {self._broker} any"
             f" more: it has offsets up to {known.max_offset}, and those up to {source.next_offset}"
             " were taken over from it, so its data directory was put back from a copy.  Stop it,"
-            " remove the file store_id there (of a broker without replicas), and start it: what it"
-            " took since is delivered then; what it got just before the copy was made may come twice"
+            " remove the file store_id there (of a broker without replicas), and start it: what"
+            " it took since is delivered; what it got just before the copy was made may come twice"
         )
         log.error("%s", self.put_back)
         return False
