@@ -128,7 +128,7 @@ class Registry:
         return next((one for one in others if one.report.store_id == report.store_id), None)
 
     def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
-        """Takes a report in.  False: an older one than the known, or its name or store is another's.
+        """Takes a report in.  False: an older one than the known, or name or store is another's.
 
         Then nothing was changed.  Raises Overloaded if there are too many instances, or too many
         routes: then the instance is alive, and what it said before holds.
