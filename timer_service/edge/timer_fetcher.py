@@ -132,14 +132,15 @@ class TimerFetcher:
             known = await self._at_broker()
         except DuemqError:
             return True  # the next fetch tells
-        if source is None or known is None:
+        if known is None:
             return True
         self._kept_from = known.min_offset
-        if source.next_offset <= known.max_offset:
+        reached = max(self.begin, source.next_offset if source is not None else 0)
+        if reached <= known.max_offset:
             return True
         self.put_back = (
             f"nothing is fetched from queue {self.source.queue_id} of broker {self._broker} any"
-            f" more: it has offsets up to {known.max_offset}, and those up to {source.next_offset}"
+            f" more: it has offsets up to {known.max_offset}, and those up to {reached}"
             " were taken over from it, so its data directory was put back from a copy.  Stop it,"
             " remove the file store_id there (of a broker without replicas), and start it: what"
             " it took since is delivered; what it got just before the copy was made may come twice"
