@@ -199,7 +199,8 @@ class Broker:
         self._sampler = Sampler(store, activity, steady_ms)
         self._group_store = self._choose_group_store()
         coordinator = self._coordinator()
-        offsets = OffsetRequests(store, commits, activity, now_ms, coordinator.owner)
+        owner, name = coordinator.owner, settings.name
+        offsets = OffsetRequests(store, commits, activity, now_ms, owner, name)
         self._sends = SendRequests(
             store,
             commits,

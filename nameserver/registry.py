@@ -7,9 +7,9 @@ Invariants:
 
 - An instance is known by (kind, name) and by the version (epoch, counter) of its newest report.
   A report with an older version changes nothing, wherever it was delayed.
-- A name belongs to one store (a data directory) while its process is heard.  Only in a nameserver
-  that has just started, and may have met the wrong one first, the older process displaces the
-  younger.
+- A name belongs to one store (a data directory), and a store to one name, while its process is
+  heard.  Only in a nameserver that has just started, and may have met the wrong one first, the
+  older process displaces the younger.
 - An instance vanishes when its report was not refreshed in time (`expire`), or at once when it says
   so (`deregister`).  The version of one that said so is remembered for GONE_MS, so that a heartbeat
   that it sent before, and that was overtaken, does not bring it back.
@@ -106,15 +106,29 @@ class Registry:
         self._routes = Routes(routes_bytes_max, journal_topics_max)
 
     def holder(self, version: Version, report: Report, now_ms: int) -> Instance | None:
-        """Who has the report's name for another store and keeps it; None: it can be had."""
+        """Who has the report's name for another store, or its store under another name, and keeps
+        it; None: it can be had."""
         known = self._instances.get(_Key(type(report), report.name))
         if known is None or same_store(known.report.store_id, report.store_id):
+            known = self._with_store_of(report)
+        if known is None:
             return None
         displaced = now_ms < self.ready_at_ms and version.epoch < known.version.epoch
         return None if displaced else known
 
+    def _with_store_of(self, report: Report) -> Instance | None:
+        """Another one with a copy of its data: what is known by its store would be mixed up."""
+        if not report.store_id:
+            return None
+        others = (
+            one
+            for key, one in self._instances.items()
+            if key.kind is type(report) and key.name != report.name
+        )
+        return next((one for one in others if one.report.store_id == report.store_id), None)
+
     def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
-        """Takes a report in.  False: an older one than the known, or the name is another store's.
+        """Takes a report in.  False: an older one than the known, or name or store is another's.
 
         Then nothing was changed.  Raises Overloaded if there are too many instances, or too many
         routes: then the instance is alive, and what it said before holds.

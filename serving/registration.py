@@ -131,6 +131,17 @@ class Registration:
 
     def _taken(self, by: nameserver_pb2.Holder, address: str) -> InvalidArgument:
         name = self._last.name if self._last is not None else ""
+        if by.store_id == self._store_id:
+            return InvalidArgument(
+                f"name: {name!r} has the data directory {by.store_id:016x}, which the process at"
+                f" {by.address} (started {_time(by.version.epoch)}) has under another name, as"
+                f" nameserver {address} heard {by.heard_ago_ms / 1000:.1f} s ago: one is a copy of"
+                " the other; start the copy with an empty one, or stop the other one first and wait"
+                " until nameservers list it as lost",
+                field="name",
+                value=name,
+                limit="one name a data directory",
+            )
         return InvalidArgument(
             f"name: {name!r} is that of the process at {by.address} (data directory"
             f" {by.store_id:016x}, started {_time(by.version.epoch)}), which nameserver {address}"
@@ -270,7 +281,7 @@ class _News:
     def refused(self, error: DuemqError, *, stays: bool) -> None:
         self._backoff.reset()
         if not self._refused:
-            end = "this process was here first and goes on" if stays else "this process ends"
+            end = "this process was here first and goes on" if stays else "this one is not listed"
             log.error("%s; %s", error, end)
         self._refused = True
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from duemq.errors import DuemqError, NotCoordinator
+from duemq.errors import DuemqError, NotCoordinator, Unavailable
 from duemq.protocol import checks, names
 from duemq.protocol.limits import OFFSET_QUEUES_MAX
 from duemq.transport import status
@@ -33,13 +33,18 @@ class OffsetRequests:
         activity: Activity,
         now_ms: Callable[[], int],
         coordinator_of: Callable[[str], str | None],
+        broker: str = "",
     ) -> None:
-        """`coordinator_of` names the broker that coordinates a group, as far as is known here."""
+        """`coordinator_of` names the broker that coordinates a group, as far as is known here.
+
+        `broker`: this one's name.
+        """
         self._store = store
         self._commits = commits
         self._activity = activity
         self._now_ms = now_ms
         self._coordinator_of = coordinator_of
+        self._broker = broker
 
     async def acquire(self, request: broker_pb2.AcquireQueuesRequest) -> Results:
         """Fences older generations out of the queues and answers where to start."""
@@ -98,6 +103,10 @@ class OffsetRequests:
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(request.group, ref.topic, ref.queue_id)
         try:
+            if self._broker and ref.broker not in ("", self._broker):  # it was at this address
+                raise Unavailable(
+                    f"broker: this is {self._broker}", field="broker", value=ref.broker
+                )
             queue = self._store.queue(ref.topic, ref.queue_id)
             low, high = queue.min_offset, queue.max_offset
             from_start = request.start_from == broker_pb2.EARLIEST or names.is_retry(ref.topic)

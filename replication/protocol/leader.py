@@ -149,7 +149,8 @@ class Leader:
             return self._refusal(
                 Reason.LOST,
                 f"{hello.replica} is in sync and has {keep} bytes in common with the leader, of"
-                f" {self.high_watermark} that are committed: its disk lost data",
+                f" {self.high_watermark} that are committed: its disk lost data, or was put back"
+                " from a copy; start it with an empty directory, and it gets everything anew",
             )
         if keep < max(self.log_start, hello.start):
             return NeedsSnapshot(self.epoch, self.me, self.log_start)

@@ -262,6 +262,15 @@ def test_replicas_have_the_time_to_hand_over(objects):
             assert spec["terminationGracePeriodSeconds"] >= 2 * (drain_s + HAND_OVER_S)
 
 
+def test_who_reads_its_data_before_it_serves_has_the_time_for_that(objects):
+    """Killed half-way it would read them again, and again."""
+    for one in of_kind(objects, "StatefulSet"):
+        if "volumeClaimTemplates" in one["spec"]:
+            [container] = one["spec"]["template"]["spec"]["containers"]
+            startup = container["startupProbe"]
+            assert startup["failureThreshold"] * startup["periodSeconds"] >= 600
+
+
 def test_every_container_has_requests_and_a_memory_limit(objects):
     for container in containers(objects):
         assert {"cpu", "memory"} <= set(container["resources"]["requests"])

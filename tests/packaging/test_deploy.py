@@ -104,6 +104,11 @@ def services() -> Iterator[tuple[str, dict]]:
             yield name, service
 
 
+def test_compose_is_back_after_its_machine() -> None:
+    """Docker starts a container anew with `on-failure` when it has failed, and not with itself."""
+    assert {service["restart"] for _, service in services()} == {"unless-stopped"}
+
+
 def test_compose_runs_services_that_take_their_settings() -> None:
     ports = []
     for name, service in services():

@@ -1,6 +1,7 @@
 """Two processes with one broker's name, as after a volume was mixed up."""
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -47,6 +48,24 @@ async def test_a_second_process_with_a_brokers_name_never_serves(
     assert f"{first._opened.store_id:016x}" in str(refused.value)
     assert (await cluster.clients["b1"].bodies(topic)) == [b"kept"]
     assert not first.registration.refused.done()
+
+
+async def test_a_copy_of_a_brokers_data_does_not_serve_under_another_name(
+    cluster, tmp_path, monkeypatch
+) -> None:
+    """A timer service would take what it stores for what the other one had stored."""
+    monkeypatch.setattr("duemq_server.serving.registration.CHECK_TIMEOUT_S", WAIT_S)
+    await cluster.stop_broker("b1")
+    shutil.copytree(tmp_path / "b1", tmp_path / "copy")
+    await cluster.start_broker("b1")
+    started: list[str] = []
+    with pytest.raises(InvalidArgument, match="one is a copy of the other") as refused:
+        async with running_broker(
+            tmp_path / "copy", name="b2", nameservers=(cluster.nameserver,), heartbeat_period=0.1
+        ) as (broker, _):
+            started.append(broker.server.address)
+    assert not started
+    assert cluster.brokers["b1"].server.address in str(refused.value)
 
 
 async def test_one_that_comes_later_to_its_nameserver_ends(cluster, tmp_path, monkeypatch) -> None:

@@ -46,6 +46,22 @@ async def committed(client: Client, topic: str = "") -> dict[tuple[str, int], in
     return {(each.topic, each.queue_id): each.offset for each in response.queues}
 
 
+async def test_a_queue_of_another_broker_is_not_had_here(client: Client) -> None:
+    """That one was at this address, as far as the member knows: somebody else has the queue."""
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    request = broker_pb2.AcquireQueuesRequest(
+        group=GROUP,
+        member_id="m",
+        generation=1,
+        queues=[message_pb2.QueueRef(topic=topic, broker="b7", queue_id=0)],
+    )
+    [result] = (await status.answer(client.broker.AcquireQueues(request))).queues
+    assert result.error.code == error_pb2.UNAVAILABLE
+    assert result.error.retryable
+    assert set((await committed(client, topic)).values()) == {-1}
+
+
 async def test_a_new_group_starts_at_either_end(client: Client) -> None:
     topic = topic_name()
     await client.send(batch(topic, [b"a"] * 5), batch(topic, [b"a"] * 7, queue_id=1))

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import grpc.aio
 import pytest
 
-from duemq.v1 import broker_pb2
+from duemq.errors import Unavailable
+from duemq.v1 import broker_pb2, view_pb2
 from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER
+from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers.log_entries import LaneId
 from tests.service.running_cluster import until
 
@@ -100,6 +102,31 @@ async def test_a_stream_with_nothing_to_send_sleeps_until_there_is(monkeypatch) 
     writing = asyncio.create_task(stream._write(None))
     assert await timeouts.get() is None
     writing.cancel()
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+async def test_the_first_answer_to_a_batch_is_not_that_of_another_one(
+    repeated: bool, monkeypatch
+) -> None:
+    """Its number was given out before, by a machine that was set back since, say."""
+    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
+    told: list[FireOutcome] = []
+    shard = SimpleNamespace(answered=lambda batch, outcome, *_: told.append(outcome))
+    stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
+    lane = SimpleNamespace(id=LaneId("b", "t", 0))
+    batch = SimpleNamespace(lane=lane, repeated=repeated)
+    stream._take(batch, view_pb2.BatchResultView(duplicate=True), 0, 0)
+    assert told == [FireOutcome.STORED if repeated else FireOutcome.OUT_OF_SEQUENCE]
+
+
+async def test_another_brokers_answers_say_nothing(monkeypatch) -> None:
+    """It has the address by now, and other batches of the same numbers."""
+    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
+    stream = fire_stream.FireStream(SimpleNamespace(), "b", "b:1", BrokerClock(), store_id=7)
+    stream._requests += [fire_stream._Request(number, [], 0) for number in (1, 2)]
+    stream._answered(view_pb2.SendResponseView(request_id=1, store_id=7))
+    with pytest.raises(Unavailable, match="another store"):
+        stream._answered(view_pb2.SendResponseView(request_id=2, store_id=8))
 
 
 class Played:

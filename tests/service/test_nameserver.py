@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from contextlib import asynccontextmanager, contextmanager
+from zlib import crc32
 
 import grpc.aio
 import pytest
@@ -91,7 +92,8 @@ def broker(name="a", topics=("t",), queues=4):
     served = [
         pb.TopicQueues(topic=topic, queues=queues, readable=True, writable=True) for topic in topics
     ]
-    return pb.BrokerReport(name=name, address=f"{name}:1", topics=served, store_id=7)
+    store_id = 7 if name == "a" else crc32(name.encode())
+    return pb.BrokerReport(name=name, address=f"{name}:1", topics=served, store_id=store_id)
 
 
 def register(report, epoch=1, counter=1, **more):

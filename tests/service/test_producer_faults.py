@@ -9,6 +9,7 @@ from duemq import aio
 from duemq.settings import ProducerSettings
 from duemq.v1 import error_pb2
 from tests.service.fake_cluster import FakeBroker, FakeCluster, refusal
+from tests.service.running_cluster import until
 
 MESSAGES = 1_500
 KEYS = 7
@@ -88,3 +89,33 @@ async def test_each_message_is_stored_once_and_keys_keep_their_order(seed):
             assert queue[receipt.offset] == b"%d/%d" % (number % (KEYS + 1), number)
     finally:
         await cluster.stop()
+
+
+async def test_a_broker_that_is_where_another_one_was_is_not_taken_for_that():
+    """It has other batches under the same numbers, and would be believed that these are stored."""
+    cluster = FakeCluster()
+    await cluster.start("a", "b")
+    a, b = cluster.brokers.values()
+    b.topics["t"] = 1
+    async with aio.Producer(cluster.nameserver) as producer:
+        bodies = [b"%d" % number for number in range(20)]
+        for body in bodies[:10]:
+            await producer.send("t", body)
+        cluster.topic("t", queues=1)  # at both, and at the one with numbers that the other had
+        for body in bodies[10:]:
+            await producer.send("t", body)
+        await a.stop()
+        await b.stop()
+        seen = len(b.requests)
+        elsewhere, b.address = b.address, a.address
+        await b.start()
+        more = [b"%d" % number for number in range(20, 24)]
+        sends = [asyncio.create_task(producer.send("t", body)) for body in more]
+        await until(lambda: len(b.requests) > seen)
+        a.address = elsewhere
+        await a.start()
+        cluster.push()
+        await asyncio.gather(*sends)
+    stored = [body for broker in (a, b) for some in broker.stored.values() for body in some]
+    await cluster.stop()
+    assert set(stored) == {*bodies, *more}

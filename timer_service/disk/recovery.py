@@ -153,6 +153,9 @@ class Recovery(DispatchedTimers):
         for source in scheduler.numbers.sources:  # a start reads what is durable, and no more
             source.durable_offset = source.next_offset
         self._find()
+        for lane in scheduler.dispatcher.lanes():
+            for batch in lane.unacked:
+                batch.repeated = True
         scheduler.dispatcher.release_held(self._now_ms + AHEAD_MS)
         self._count_topics()
         scheduler.check()

@@ -203,8 +203,8 @@ class BrokerLink:
         granted = [each for each in queues if each not in self.waits]
         await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
         if self._fires is None:
-            name, address = self.broker.name, self.broker.address
-            self._fires = FireStream(self._shard, name, address, self.clock, self._tls)
+            name, address, store_id = self.broker.name, self.broker.address, self.broker.store_id
+            self._fires = FireStream(self._shard, name, address, self.clock, self._tls, store_id)
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None
@@ -318,6 +318,8 @@ class BrokerLink:
         for queue_id, fetcher in self.fetchers.items():
             source = self._shard.scheduler.numbers.source(fetcher.source)
             known = self._committed.get(queue_id, fetcher.begin - 1)
+            if fetcher.put_back:  # by such offsets the broker would let go of what is not fetched
+                continue
             if source is not None and source.durable_offset > known:
                 new[queue_id] = source.durable_offset
         return new

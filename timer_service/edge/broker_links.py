@@ -304,6 +304,7 @@ class BrokerLinks:
     def _waits(self) -> Iterator[str]:
         """Of queues that another shard has not handed over, or that are not fetched from yet."""
         for name, link in self.by_name.items():
+            yield from filter(None, (each.put_back for each in link.fetchers.values()))
             if link.held_up:
                 yield f"nothing new is fetched from broker {name} yet: {link.held_up}"
             for owner in sorted(set(link.waits.values())):

@@ -58,12 +58,15 @@ class FireStream:
         address: str,
         clock: BrokerClock,
         tls: Tls | None = None,
+        store_id: int = 0,
     ) -> None:
+        """`store_id`: the broker's; another one's answers say nothing.  0: not known."""
         self.broker = broker
         self.address = address
         self._shard = shard
         self._clock = clock
         self._tls = tls
+        self._store_id = store_id
         self._more = asyncio.Event()
         self._requests: deque[_Request] = deque()
         self._next_id = 0
@@ -177,14 +180,16 @@ class FireStream:
             response = await status.answer(call.read(), self.address)
             if not isinstance(response, view_pb2.SendResponseView):
                 raise Unavailable(f"{self.address}: the broker ended the stream")
-            self._clock.observe(now_ms(), response.now_ms, steady_ms())
             request = self._answered(response)
+            self._clock.observe(now_ms(), response.now_ms, steady_ms())
             for batch, result in zip(request.batches, response.results, strict=True):
                 self._take(batch, result, request.sent_ns, response.now_ms)
             self._more.set()
 
     def _answered(self, response: view_pb2.SendResponseView) -> _Request:
         """The request that it answers, the oldest one.  Raises Unavailable if it does not fit."""
+        if self._store_id and response.store_id not in (0, self._store_id):
+            raise Unavailable(f"{self.address} has another store, {response.store_id:016x}")
         request = self._requests.popleft() if self._requests else None
         if request is None or request.request_id != response.request_id:
             raise Unavailable(f"{self.address}: answers are out of order")
@@ -198,6 +203,10 @@ class FireStream:
     def _take(
         self, batch: FireBatch, result: view_pb2.BatchResultView, sent_ns: int, answered_ms: int
     ) -> None:
+        if result.duplicate and not batch.repeated:
+            reason = "it has another batch of this number"
+            self._shard.answered(batch, FireOutcome.OUT_OF_SEQUENCE, 0, reason)
+            return
         if not result.HasField("error"):
             self._shard.answered(batch, FireOutcome.STORED, result.store_ms)
             if spans.enabled() and spans.traced(batch.lane.id.topic):

@@ -4,6 +4,10 @@ Owned by the event loop.  A fetcher a queue: it asks for what follows the last o
 waits at the broker until there is something, and hands it to the shard.  Where to begin is the
 shard's own knowledge; only for a queue it has never seen the broker is asked what the group
 %TIMER% had committed.
+
+A broker whose data directory was put back from a copy gives offsets a second time that were taken
+over from it before.  Of what comes then the shard would take the first part for that, and drop it:
+so it fetches nothing from such a queue any more, and says so.
 """
 
 from __future__ import annotations
@@ -62,6 +66,9 @@ class TimerFetcher:
         """
         self.source = source
         self.begin = begin
+        self.put_back = ""
+        """Why nothing is fetched any more: the broker has not what was taken over from it."""
+        self._kept_from = 0  # what lies before it the broker keeps no more
         self.lag = 0  # records at the broker that were not fetched at the last look
         self._linger_ms = 0
         self._shard = shard
@@ -93,21 +100,53 @@ class TimerFetcher:
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
+                if isinstance(error, OffsetOutOfRange) and not await self._goes_on():
+                    return
                 await asyncio.sleep(backoff.next_s())
 
     async def _start(self) -> int:
         """Where to go on."""
         source = self._shard.scheduler.numbers.source(self.source)
         if source is not None:
-            return max(source.next_offset, self.begin)
+            return max(source.next_offset, self.begin, self._kept_from)
+        known = await self._at_broker()
+        return self.begin if known is None else max(known.offset, known.min_offset, self.begin)
+
+    async def _at_broker(self) -> broker_pb2.OffsetResult | None:
+        """What the broker has of the queue, and the offset that was committed there."""
         request = broker_pb2.GetOffsetsRequest(group=TIMER_GROUP, topic=TIMER_TOPIC)
         answer = await status.answer(
             self._stub().GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
         )
-        for each in answer.queues:
-            if each.queue_id == self.source.queue_id:
-                return max(each.offset, each.min_offset, self.begin)
-        return self.begin
+        found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
+        return next(found, None)
+
+    async def _goes_on(self) -> bool:
+        """After an offset that the broker has not: with what it has.  False: see `put_back`.
+
+        It has let go of what was committed.  Who goes on with a copy of a data directory may need
+        some of that: it is lost, and what came later is not.
+        """
+        source = self._shard.scheduler.numbers.source(self.source)
+        try:
+            known = await self._at_broker()
+        except DuemqError:
+            return True  # the next fetch tells
+        if known is None:
+            return True
+        self._kept_from = known.min_offset
+        reached = max(self.begin, source.next_offset if source is not None else 0)
+        if reached <= known.max_offset:
+            return True
+        self.put_back = (
+            f"nothing is fetched from queue {self.source.queue_id} of broker {self._broker} any"
+            f" more: it has offsets up to {known.max_offset}, and those up to {reached}"
+            " were taken over from it, so its data directory was put back from a copy.  Stop it,"
+            " remove the file store_id there (of a broker without replicas), and start it: what"
+            " it took since is delivered; what it got just before the copy was made may come twice"
+        )
+        log.error("%s", self.put_back)
+        return False
 
     async def _fetch(self, offset: int) -> int:
         request = broker_pb2.FetchFramesRequest(
@@ -130,8 +169,12 @@ class TimerFetcher:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()
+        source = self._shard.scheduler.numbers.source(self.source)
+        fetched_from = offset
+        if offset == self._kept_from and source is not None:
+            fetched_from = max(source.next_offset, self.begin)
         ingested = await self._shard.ingest(
-            self.source, self._broker, answer.frames, offset, self.begin
+            self.source, self._broker, answer.frames, fetched_from, self.begin
         )
         self.lag = answer.max_offset - answer.next_offset
         if spans.enabled():

@@ -23,6 +23,10 @@ as the start, and must not see the second batch after it refused the first.
 A broker that answers OUT_OF_SEQUENCE to a lane's first batch has lost batches it had stored (its
 data were restored from an older copy).  The lane then gets a new epoch and numbers its batches
 from 0; what the broker lost stays lost, and nothing is stored twice.
+
+So does each lane at the first batch that a start gives it: this state may be an older copy itself,
+and the next numbers those of other batches that a broker has stored, which would be answered as
+repeats of them.  What was not answered before keeps its numbers, and goes first.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ NO_TARGET = -1
 # So long before their last timer is due brokers take batches without a wait.
 TAKEN_AHEAD_MS = 5
 EARLY_MS_MAX = (1 << 32) - 1  # of `Batch.early_ms`
+EPOCH_FROM_CLOCK_MAX = 0xFF00_0000  # of 32 bits: a clock that is wrong for once leaves room
 RETRY_MS_MIN = 20
 RETRY_MS_MAX = 5_000
 
@@ -82,6 +87,8 @@ class FireBatch:
     first_due_ms: int = dataclasses.field(init=False)
     last_due_ms: int = dataclasses.field(init=False)
     """When the last of its timers is due: no broker shows that one before."""
+    repeated: bool = False
+    """It may have been sent under its number before, and not been answered."""
 
     def __post_init__(self) -> None:
         self.first_due_ms = int(self.due_ms.min()) if len(self.due_ms) else 0
@@ -117,6 +124,8 @@ class FireLane:
     def __init__(self, lane_id: LaneId, epoch: int = 0, next_sequence: int = 0) -> None:
         self.id = lane_id
         self.epoch = epoch
+        self.begun = False
+        """Since the start of the process: its epoch is of that."""
         self.next_sequence = next_sequence
         self.unacked: deque[FireBatch] = deque()
         self.unacked_bytes = 0
@@ -137,7 +146,11 @@ class FireLane:
 
     def full(self) -> bool:
         """Whether no further batch should be built."""
-        return len(self.unacked) >= UNACKED_MAX
+        return len(self.unacked) >= (UNACKED_MAX if self.begun else 1)
+
+    def next_epoch(self, now_ms: int) -> int:
+        """Of a start: later ones have greater ones, also of a copy of what is here now."""
+        return max(self.epoch + 1, min(now_ms // 1_000, EPOCH_FROM_CLOCK_MAX))
 
     def next_to_send(self, now_ms: int, ahead_ms: int = 0) -> FireBatch | None:
         """The batch to put on the wire now, or None; `ahead_ms`: see `FireBatch.goes_ms`."""
@@ -208,14 +221,16 @@ class FireLane:
 
     def restart(self, epoch: int) -> None:
         """Begins a new epoch; batches that are not stored keep their order."""
-        self._forgotten = False
+        self._forgotten = self._proven = False
         self.epoch = epoch
         for sequence, batch in enumerate(self.unacked):
-            batch.sequence = sequence
+            batch.sequence, batch.repeated = sequence, False
         self.next_sequence = len(self.unacked)
 
     def disconnected(self) -> None:
         """Nothing that is on the wire will be answered."""
+        for batch in self._wire:
+            batch.repeated = True
         self._wire.clear()
         self._proven = False
         self._failed = False

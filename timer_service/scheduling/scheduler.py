@@ -48,7 +48,12 @@ from duemq_server.timer_service.scheduling.dispatch import (
     NEVER,
     Dispatcher,
 )
-from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome, make_batch
+from duemq_server.timer_service.scheduling.fire_lane import (
+    FireBatch,
+    FireLane,
+    FireOutcome,
+    make_batch,
+)
 from duemq_server.timer_service.scheduling.fire_memory import FireMemory
 from duemq_server.timer_service.scheduling.holding.holds import Holds, waiting_room
 from duemq_server.timer_service.scheduling.keyed.keyed_state import KeyedState
@@ -152,13 +157,8 @@ class Scheduler:
         parts = log_entries.encode_add(source_id, broker, new)
         position, end = self.log.append(log_entries.ADD, parts)
         if source is not None and wanted < base:
-            _log.error(
-                "%s, queue %d: the broker has lost the timers at offsets %d to %d",
-                broker,
-                source_id.queue_id,
-                wanted,
-                base - 1,
-            )
+            what = "%s, queue %d: the broker has lost the timers at offsets %d to %d"
+            _log.error(what, broker, source_id.queue_id, wanted, base - 1)
         home = position + record.HEADER_BYTES + len(parts[0])
         if start:
             fetched = list(intake.frames_in(new))
@@ -270,18 +270,16 @@ class Scheduler:
         if lane is None:
             return False
         self.flush_acks()  # may raise: nothing is taken yet
+        if not lane.begun:
+            self._restart(lane, now_ms)
         ids, rows = self._take_batch(target)
         if not len(ids):
             return True
         numbers = sorted(set(rows.source.tolist()))
         index = np.searchsorted(np.array(numbers, dtype=np.uint32), rows.source)
+        sources = [self.numbers.sources[number].id for number in numbers]
         dispatched = Dispatched(
-            lane.id,
-            lane.epoch,
-            lane.next_sequence,
-            [self.numbers.sources[number].id for number in numbers],
-            rows.offset,
-            index.astype(np.uint16),
+            lane.id, lane.epoch, lane.next_sequence, sources, rows.offset, index.astype(np.uint16)
         )
         try:
             position, end = self.log.append(
@@ -370,13 +368,17 @@ class Scheduler:
             self.dispatcher.stir()  # what waited for this answer may go elsewhere
         if lane.must_restart():
             self.flush_acks()
-            restarted = Restarted(lane.id, lane.epoch + 1)
-            _, end = self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(restarted)])
-            lane.restart(restarted.epoch)
-            for each in lane.unacked:
-                each.durable = False
-                self._undurable.append((end, each))
+            self._restart(lane, now_ms)
         return stored
+
+    def _restart(self, lane: FireLane, now_ms: int) -> None:
+        restarted = Restarted(lane.id, lane.next_epoch(now_ms))
+        _, end = self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(restarted)])
+        lane.restart(restarted.epoch)
+        lane.begun = True
+        for each in lane.unacked:
+            each.durable = False
+            self._undurable.append((end, each))
 
     def flush_acks(self) -> None:
         """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""

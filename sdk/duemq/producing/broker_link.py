@@ -133,8 +133,8 @@ class Link:
                 answer = await status.answer(stream.read(), address)
                 if answer is grpc.aio.EOF:
                     raise Unavailable(f"{address}: the broker ended the stream")
-                backoff.reset()
                 self._owner.answered(self, answer)
+                backoff.reset()
         except Unavailable as error:
             raise self._given_up or error from None
         finally:

@@ -167,7 +167,9 @@ class Sender:
         return self.pump.came_up(link.broker)
 
     def answered(self, link: Link, answer: Any) -> None:
-        """Raises Internal if the answer fits nothing that was sent."""
+        """Raises Internal if the answer fits nothing that was sent, or is another broker's."""
+        if answer.broker not in ("", link.broker):  # it has the address by now
+            raise Internal(f"broker {answer.broker} is where {link.broker} was")
         results = [
             status.from_proto(each.error) if each.HasField("error") else each
             for each in answer.results

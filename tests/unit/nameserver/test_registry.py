@@ -1,4 +1,5 @@
 from dataclasses import replace
+from zlib import crc32
 
 import pytest
 
@@ -19,7 +20,8 @@ OLD, NEW, NEXT_LIFE = Version(1, 1), Version(1, 2), Version(2, 1)
 
 def broker(name="a", topics=("t",), queues=4, address=None):
     served = tuple(TopicQueues(topic, queues) for topic in topics)
-    return BrokerReport(name, address or f"{name}:1", served, store_id=7)
+    store_id = 7 if name == "a" else crc32(name.encode())
+    return BrokerReport(name, address or f"{name}:1", served, store_id=store_id)
 
 
 @pytest.fixture
@@ -279,6 +281,23 @@ def test_a_timer_shard_has_its_name_alike(registry):
     assert registry.register(NEXT_LIFE, TimerReport("x", "x:2", store_id=1), 0)
 
 
+def test_a_store_does_not_get_another_name_while_its_process_lives(registry):
+    """One has a copy of the other's data: what it stores would pass for the other's."""
+    registry.register(OLD, stored(1), 0)
+    copy = stored(1, "b", topics=("u",))
+    assert not registry.register(NEXT_LIFE, copy, 29_999)
+    assert registry.topics == ("t",)
+    holder = registry.holder(NEXT_LIFE, copy, 29_999)
+    assert holder is not None
+    assert holder.report.name == "a"
+    # Of another kind they are not compared, nor where they are not told.
+    assert registry.register(OLD, TimerReport("x", "x:1", store_id=1), 29_999)
+    assert registry.register(OLD, stored(0, "c"), 29_999)
+    assert registry.register(OLD, stored(0, "d"), 29_999)
+    registry.expire(30_000)
+    assert registry.register(NEXT_LIFE, copy, 30_000)
+
+
 def test_a_store_that_moves_has_its_name_at_once(registry):
     registry.register(OLD, stored(1), 0)
     assert registry.register(NEXT_LIFE, stored(1, address="elsewhere:1"), 0)
@@ -290,7 +309,7 @@ def test_who_is_refused_takes_nobody_out_and_bars_nobody(registry):
     assert not registry.deregister(BrokerReport, "a", NEXT_LIFE, 0, store_id=2)
     assert registry.topics == ("t",)
     registry.deregister(BrokerReport, "b", NEXT_LIFE, 0, store_id=2)
-    assert registry.register(OLD, stored(1, "b"), 0)
+    assert registry.register(OLD, stored(3, "b"), 0)
 
 
 def test_a_nameserver_that_just_started_gives_the_name_to_the_older_process():

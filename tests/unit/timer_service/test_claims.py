@@ -175,7 +175,8 @@ def committing(broker: Offsets, source: SimpleNamespace, epoch: int = 0) -> Link
         directory=SimpleNamespace(producer_id=1), scheduler=SimpleNamespace(numbers=numbers)
     )
     link._shard = cast(Any, shard)
-    link.fetchers = {0: cast(Any, SimpleNamespace(begin=0, source=SourceId(7, 0)))}
+    fetcher = SimpleNamespace(begin=0, source=SourceId(7, 0), put_back="")
+    link.fetchers = {0: cast(Any, fetcher)}
     return link
 
 
@@ -215,6 +216,21 @@ def test_who_goes_on_with_a_copy_has_the_broker_keep_what_it_lacks() -> None:
             source.durable_offset = 5
             await loop.silence(COMMIT_INTERVAL_S)
             assert broker.offset == 5
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+def test_a_broker_that_was_put_back_keeps_what_is_not_fetched() -> None:
+    """Its own commits are of its copy; ours are of what it gave before, under the same offsets."""
+    broker, source = Offsets(1), SimpleNamespace(durable_offset=3)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            link = committing(broker, source)
+            link.fetchers[0].put_back = "it has offsets up to 1"
+            await loop.silence(COMMIT_INTERVAL_S * 1.5)
+            assert broker.offset == 1
             link.end()
 
         loop.run_until_complete(main())

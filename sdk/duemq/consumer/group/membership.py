@@ -129,7 +129,7 @@ class Membership:
             try:
                 await self._session()
             except DuemqError as error:
-                after = standing.failed(error)
+                after = standing.failed(error, time.time_ns())
                 if after is After.GIVE_UP:
                     raise
                 if after is After.LET_GO:

@@ -19,6 +19,7 @@ from duemq.protocol import balance
 HEARTBEATS_PER_SESSION = 4
 # `field` of the FencedMember that ends a static member.
 REPLACED = "incarnation"
+INCARNATION_MAX = (1 << 64) - 1
 
 
 class After(enum.Enum):
@@ -112,16 +113,32 @@ class Standing:
             raise Timeout(f"no heartbeat answer within {self.heartbeat_ms / 1000:g} s")
         self._unacknowledged = True
 
-    def failed(self, error: DuemqError) -> After:
-        """A session ended with an error."""
+    def failed(self, error: DuemqError, now_ns: int) -> After:
+        """A session ended with an error; `now_ns`: by this machine's clock."""
         if isinstance(error, Rejected):
             return After.GIVE_UP
         if isinstance(error, FencedMember):
-            return After.GIVE_UP if error.field == REPLACED else After.LET_GO
+            if error.field != REPLACED:
+                return After.LET_GO
+            if not self._comes_after(error.limit, now_ns):
+                return After.GIVE_UP
         if isinstance(error, NotCoordinator):
             self.redirected(error.limit)
         self.trouble = str(error)
         return After.JOIN_AGAIN
+
+    def _comes_after(self, newest: str, now_ns: int) -> bool:
+        """Whether it is the newer process all the same, and has a greater incarnation from now on.
+
+        It has just begun, and the other one did so in what is the future here: their machines'
+        clocks are apart, and it would be refused until this one has come there.
+        """
+        if self.generation or not newest.isdecimal():
+            return False
+        if not now_ns < int(newest) < INCARNATION_MAX:
+            return False
+        self.incarnation = int(newest) + 1
+        return True
 
     # --- leaving ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from duemq.errors import DuemqError, Internal
+from duemq.errors import DuemqError, Internal, OutOfSequence
 from duemq.producing.batch import Batch
 from duemq.producing.pumping.sequence_lane import SequenceLane
 
@@ -26,6 +26,8 @@ class Stored(Protocol):
     def store_ms(self) -> int: ...  # noqa: D102
     @property
     def due_ms(self) -> bytes: ...  # noqa: D102
+    @property
+    def duplicate(self) -> bool: ...  # noqa: D102
 
 
 class Answer(NamedTuple):
@@ -67,6 +69,21 @@ class Frame:
     def request_id(self) -> int:
         """The last batch's number: that of merged requests (see `batch_encoding`)."""
         return self.batches[-1].number
+
+    def judged(self, results: Sequence[Stored | DuemqError]) -> Sequence[Stored | DuemqError]:
+        """What its batches' answers say.
+
+        The first attempt of one finds no other of its numbers, unless they were somebody else's: of
+        a client that goes on as it was before, or at a broker that was taken for another one.
+        """
+        if self.repeated:
+            return results
+        return [
+            OutOfSequence("the broker has another batch of these numbers")
+            if not isinstance(each, DuemqError) and each.duplicate
+            else each
+            for each in results
+        ]
 
     def wanted(self) -> "Frame | None":
         """The frame as it is sent again, without the batches that were given up."""

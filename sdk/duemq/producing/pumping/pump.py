@@ -257,7 +257,8 @@ class Pump:
         self._health.answered(broker, now_ms - frame.sent_ms, now_ms)
         refused = False
         unknown: list[Batch] = []
-        for batch, lane, result in zip(frame.batches, frame.lanes, answer.results, strict=True):
+        results = frame.judged(answer.results)
+        for batch, lane, result in zip(frame.batches, frame.lanes, results, strict=True):
             if batch.done:
                 continue  # given up meanwhile; its stream is being replaced
             if not isinstance(result, DuemqError):

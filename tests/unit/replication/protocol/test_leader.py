@@ -154,6 +154,12 @@ def test_who_may_not_follow(known: dict[str, Any], reason: Reason) -> None:
     assert leader.deposed == (reason is Reason.NOT_LEADING)
 
 
+def test_who_has_lost_what_is_committed_is_told_what_helps() -> None:
+    answer = leading(A, B, C).hello(1, hello(B, 700), START, NOW_MS)
+    assert isinstance(answer, Refusal)
+    assert "start it with an empty directory" in answer.text
+
+
 def test_two_processes_of_one_name_do_not_take_turns() -> None:
     leader = leading(A, B, C)
     follow(leader, 1, B)

@@ -43,6 +43,7 @@ def push(dispatcher: Dispatcher, lane: FireLane, size: int = 10, target: int = 0
         lane, lane.next_sequence, 0, 0, bytes(size), b"", b"", b"", np.array([1]), True, target
     )
     dispatcher.push(batch)
+    lane.begun = True
     return batch
 
 
@@ -97,6 +98,19 @@ def test_any_queue_means_those_of_the_home_broker_in_turn() -> None:
         LaneId("home", "t", 1),
         LaneId("home", "t", 0),
     ]
+
+
+def test_what_a_start_found_unanswered_goes_before_all_that_it_builds() -> None:
+    """Under its old number; what comes then has numbers of the start's own."""
+    dispatcher = dispatcher_with(home=1)
+    lane = dispatcher.lane(LaneId("home", "t", 0))
+    push(dispatcher, lane)
+    lane.begun = False
+    assert dispatcher.choose(ANY, NOW) is None
+    [batch] = dispatcher.sendable("home", NOW, 1)
+    lane.answered(batch, FireOutcome.STORED, NOW, 0)
+    dispatcher.stored(batch)
+    assert dispatcher.choose(ANY, NOW) is lane
 
 
 def test_small_batches_of_a_target_wait_for_answers_and_large_ones_do_not() -> None:

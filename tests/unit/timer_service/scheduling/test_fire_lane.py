@@ -4,6 +4,7 @@ import pytest
 from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.timer_service.scheduling.fire_lane import (
     EARLY_MS_MAX,
+    EPOCH_FROM_CLOCK_MAX,
     RETRY_MS_MAX,
     TAKEN_AHEAD_MS,
     UNACKED_MAX,
@@ -191,3 +192,17 @@ def test_the_reason_of_the_last_refusal_is_told_until_a_batch_is_stored() -> Non
     lane.sent(batches[0])
     lane.answered(batches[0], FireOutcome.STORED, NOW, 0)
     assert lane.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("epoch", "now_ms", "following"),
+    [
+        (0, 1_700_000_000_999, 1_700_000_000),
+        (1_700_000_000, 1_700_000_000_000, 1_700_000_001),  # two starts within a second
+        (1_700_000_000, 0, 1_700_000_001),  # a clock that was set back
+        (7, 1 << 60, EPOCH_FROM_CLOCK_MAX),
+        (EPOCH_FROM_CLOCK_MAX, 1 << 60, EPOCH_FROM_CLOCK_MAX + 1),
+    ],
+)
+def test_each_start_has_an_epoch_of_its_own(epoch: int, now_ms: int, following: int) -> None:
+    assert FireLane(LaneId("b", "t", 0), epoch).next_epoch(now_ms) == following

@@ -2,10 +2,11 @@
 
 import pytest
 
-from duemq.consumer.group.standing import REPLACED, After, Standing
+from duemq.consumer.group.standing import INCARNATION_MAX, REPLACED, After, Standing
 from duemq.errors import FencedMember, NotCoordinator, Rejected, Timeout, Unavailable
 from duemq.protocol.balance import coordinator
 
+NOW_NS = 1_700_000_000_000_000_000
 BROKERS = ("a", "b", "c")
 CHOSEN = coordinator("g", BROKERS)
 OTHER = next(each for each in BROKERS if each != CHOSEN)
@@ -23,7 +24,7 @@ def test_it_asks_the_coordinator_that_everyone_computes(standing):
 
 
 def test_it_asks_who_was_named_and_only_once(standing):
-    assert standing.failed(NotCoordinator("m", limit=OTHER)) is After.JOIN_AGAIN
+    assert standing.failed(NotCoordinator("m", limit=OTHER), NOW_NS) is After.JOIN_AGAIN
     assert [standing.ask(BROKERS), standing.ask(BROKERS)] == [OTHER, CHOSEN]
 
 
@@ -44,7 +45,30 @@ def test_it_disagrees_where_it_sees_another_coordinator(standing):
     ],
 )
 def test_what_an_error_means(standing, error, after):
-    assert standing.failed(error) is after
+    assert standing.failed(error, NOW_NS) is after
+
+
+def fenced(newest):
+    return FencedMember("a newer process", field=REPLACED, limit=newest)
+
+
+def test_a_new_process_takes_the_place_of_one_that_began_in_the_future(standing):
+    """Its machine was lost, say, and the clock of this one is behind."""
+    standing.incarnation = NOW_NS - 1
+    assert standing.failed(fenced(NOW_NS + 3_600_000_000_000), NOW_NS) is After.JOIN_AGAIN
+    assert standing.incarnation == NOW_NS + 3_600_000_000_001
+
+
+@pytest.mark.parametrize("newest", [NOW_NS - 1, NOW_NS, INCARNATION_MAX, ""])
+def test_one_that_began_before_now_or_never_is_not_replaced(standing, newest):
+    standing.incarnation = before = NOW_NS - 2
+    assert standing.failed(fenced(newest), NOW_NS) is After.GIVE_UP
+    assert standing.incarnation == before
+
+
+def test_who_was_a_member_gives_up_its_place_whatever_the_clocks_say(standing):
+    standing.assigned(5, "a", ["m1"])
+    assert standing.failed(fenced(NOW_NS + 1), NOW_NS) is After.GIVE_UP
 
 
 def test_a_hello_names_the_newest_generation_known(standing):

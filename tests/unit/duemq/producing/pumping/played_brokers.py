@@ -35,6 +35,7 @@ class StoredBatch(NamedTuple):
     base_offset: int
     store_ms: int = 1
     due_ms: bytes = b""
+    duplicate: bool = False
 
 
 @dataclass
@@ -63,7 +64,7 @@ class PlayedBroker:
             return FencedProducer("a newer epoch")
         if sent.epoch == lane.epoch:
             if sent.sequence in lane.placed:
-                return lane.placed[sent.sequence]
+                return lane.placed[sent.sequence]._replace(duplicate=True)
             if sent.sequence != lane.next_sequence:
                 return OutOfSequence("m", value=sent.sequence, limit=lane.next_sequence)
         if refusal is not None:

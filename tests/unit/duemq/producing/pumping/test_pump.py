@@ -19,6 +19,7 @@ from tests.unit.duemq.producing.pumping.played_brokers import (
     SEND_TIMEOUT_S,
     WAIT_S,
     PlayedCluster,
+    StoredBatch,
     overloaded,
 )
 
@@ -56,6 +57,21 @@ def test_a_batch_makes_the_pump_want_its_broker_and_leaves_when_the_stream_stand
     cluster.serve_all()
     assert (batch.broker, batch.queue_id, batch.base_offset, batch.store_id) == ("a", 0, 0, 7)
     assert cluster.outbox.used_bytes == 0
+
+
+def test_the_first_answer_to_a_batch_is_not_that_of_another_one(cluster):
+    """Its numbers were given out before: a machine was set back to what it had been, say."""
+    first = cluster.offer()
+    cluster.run()
+    cluster.serve_all()
+    broker = cluster.brokers["a"]
+    [lane] = broker.lanes.values()
+    lane.placed[1], lane.next_sequence = StoredBatch(0, 99), 2
+    batch = cluster.offer()
+    cluster.run()
+    cluster.serve_all()
+    assert broker.stored == [first.number, batch.number]
+    assert (batch.epoch, batch.base_offset) == (1, 1)
 
 
 def test_a_broker_that_is_up_is_not_wanted_again(cluster):
