@@ -94,6 +94,9 @@ class Resuming:
                 except (Corrupt, Overloaded) as error:
                     self._errors[hold.number] = error
                     log.error("what is held of %s stays, ask again: %s", hold.topic, error)
+                except DiskFull as error:  # too many files are open, say
+                    log.debug("what is held of %s waits: %s", hold.topic, error)
+                    await self._room()
         except (StorageError, InvariantError) as error:
             self._log_loop.fail(error)
         except DuemqError as error:  # another replica leads, or the log has failed

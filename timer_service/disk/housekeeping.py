@@ -8,6 +8,7 @@ over.  While a job runs, timers come and fire as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.capture import capture
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush
@@ -139,9 +141,10 @@ class Housekeeper:
             self._saved_position, self._saved_ms = job.position, now_ms
             self._needed_from = job.state.log_needed_from
             self._unneeded_to = self._deletable(job.state)
-            self._cut_log()
             self._scheduler.segments.dirty.clear()
-            self._scheduler.segments.delete_done(job.state.files())
+            with suppress(DiskFull):  # the next checkpoint's does it
+                self._scheduler.segments.delete_done(job.state.files())
+                self._cut_log()
 
     def save(self, now_ms: int) -> Save:
         """A checkpoint of the state as it is now.
