@@ -9,6 +9,7 @@ import pytest
 import duemq_server.storage.tools.set_aside
 from duemq.errors import Corrupt
 from duemq_recurring.occurrences import CatchUp
+from duemq_server.replication import disk_id
 from duemq_server.storage.errors import CorruptFile, CorruptLog
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.__main__ import main
@@ -258,6 +259,18 @@ def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["set-aside", str(tmp_path / "none")]) == 2
     assert "none is not a directory" in capsys.readouterr().err
     assert main(["set-aside", str(tmp_path)]) == 0
+    assert "0 timers lost" in capsys.readouterr().out
+
+
+def test_a_replica_gives_up_nothing_that_others_have(
+    tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be lost once that one leads, and the others have another state than it."""
+    (tmp_path / disk_id.FILE_NAME).write_bytes(b"")
+    assert main(["set-aside", str(tmp_path)]) == 2
+    assert "is a replica's: empty it" in capsys.readouterr().err
+    assert not (tmp_path / "checkpoint").exists()
+    assert main(["set-aside", "--last-copy", str(tmp_path)]) == 0
     assert "0 timers lost" in capsys.readouterr().out
 
 
