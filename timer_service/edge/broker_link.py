@@ -53,6 +53,8 @@ CLAIM_RETRY_S = (0.05, 2.0)
 CLAIM_WAIT_S = 0.5
 # A shard that leaves looks so often whether it holds nothing any more.
 EMPTY_LOOK_S = 0.05
+# So long a stop waits for the disk and for the broker; the next start tells the same.
+LAST_WORDS_S = 10.0
 
 
 class BrokerLink:
@@ -129,17 +131,21 @@ class BrokerLink:
         await asyncio.gather(*(fetcher.stop() for fetcher in self.fetchers.values()))
         self.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._links.place.leaves:
-            with suppress(DuemqError):  # it may hold nothing since the last time
-                await self._ask(())
         try:
-            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
-            await self._commit()
-        except DuemqError as error:
-            log.info("offsets of %s not committed: %s", self.broker.name, error)
+            async with asyncio.timeout(LAST_WORDS_S):  # what a full disk has is not durable soon
+                await self._last_words()
+        except (DuemqError, TimeoutError) as error:
+            log.info("offsets of %s not committed: %s", self.broker.name, error or "not in time")
         if self._fires is not None:
             await self._fires.stop()
         await self._channels.close()
+
+    async def _last_words(self) -> None:
+        if self._links.place.leaves:
+            with suppress(DuemqError):  # it may hold nothing since the last time
+                await self._ask(())
+        await self._shard.log_loop.durable(self._shard.directory.log.end_position)
+        await self._commit()
 
     def _broker_now(self) -> stubs.BrokerStub:
         """To be asked for before each call: certificates change."""

@@ -1,5 +1,6 @@
 """When a shard claims again, against a loop whose time is a number."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from duemq_server.timer_service.edge.broker_link import (
     BrokerLink,
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.far.numbering import Source
 from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.scheduling.holding.holds import Holds
@@ -127,6 +129,32 @@ def test_an_answer_about_a_queue_that_was_not_committed_ends_no_commits() -> Non
             assert asked == [0, 0]
             assert link._committed == {0: 5}
             link.end()
+
+        loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_stop_waits_for_no_space_on_a_full_disk(leaves: bool) -> None:
+    with ManualLoop(0) as loop:
+
+        async def never(_: int) -> None:
+            await asyncio.Event().wait()
+
+        async def main() -> None:
+            links = Leaving()
+            links.place = SimpleNamespace(leaves=leaves, has=lambda queue_id: False)
+            links.service = None  # type: ignore[attr-defined]
+            link = Link(links)
+            source = Source(SourceId(0, 0), "b", 1, 0)
+            link._shard = SimpleNamespace(  # type: ignore[assignment]
+                log_loop=SimpleNamespace(durable=never),
+                directory=SimpleNamespace(log=SimpleNamespace(end_position=1)),
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(sources=[source])),
+            )
+            stopping = asyncio.create_task(link.stop())
+            await loop.silence(MINUTE_S)
+            assert stopping.done()
+            await stopping
 
         loop.run_until_complete(main())
 
