@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -223,7 +223,7 @@ class BrokerLink:
             service=self._links.service,
             queue_ids=queues,
             epoch=self._links.epoch,
-            ends=await self._ends(),
+            ends=[*await self._ends(), *self._taken_over(queues)],
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
         )
         call = self._broker_now().ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
@@ -267,6 +267,17 @@ class BrokerLink:
             broker_pb2.TimerQueueEnd(queue_id=each.id.queue_id, offset=each.next_offset)
             for each in sources
         ]
+
+    def _taken_over(self, queues: Iterable[int]) -> Iterator[broker_pb2.TimerQueueEnd]:
+        """How far queues that it has were, durably: also what a broker has lost since.
+
+        A broker whose data is from an older copy would give those offsets to other messages.
+        """
+        find = self._shard.scheduler.numbers.source
+        for queue_id in queues:
+            source = find(SourceId(self.broker.store_id, queue_id))
+            if source is not None:
+                yield broker_pb2.TimerQueueEnd(queue_id=queue_id, offset=source.durable_offset)
 
     # -- commits ----------------------------------------------------------
 

@@ -54,11 +54,12 @@ class TimerFetcher:
         stub: Callable[[], stubs.BrokerStub],
         source: SourceId,
         begin: int,
-        on_fenced: Callable[[], None],
+        on_refused: Callable[[], None],
     ) -> None:
         """`begin`: what lies before it another shard has taken over.
 
-        `on_fenced` is called when the broker says that the queue is another service's.
+        `on_refused` is called when the broker says that the queue is another service's, or that it
+        ends sooner than what was taken over: a claim tells more.
         """
         self.source = source
         self.begin = begin
@@ -67,7 +68,7 @@ class TimerFetcher:
         self._shard = shard
         self._broker = broker
         self._stub = stub
-        self._on_fenced = on_fenced
+        self._on_refused = on_refused
         self._task = asyncio.create_task(self._run(), name=f"fetcher {broker}/{source.queue_id}")
 
     async def stop(self) -> None:
@@ -84,12 +85,14 @@ class TimerFetcher:
                     offset = await self._fetch(offset)
                     backoff.reset()
             except FencedTimer:
-                self._on_fenced()
+                self._on_refused()
                 await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 if isinstance(error, Corrupt | OffsetOutOfRange):
                     level = logging.ERROR
+                if isinstance(error, OffsetOutOfRange):
+                    self._on_refused()
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.errors import DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
 from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
@@ -19,7 +19,8 @@ from duemq_server.timer_service.edge.broker_link import (
     BrokerLink,
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
-from duemq_server.timer_service.far.numbering import Source
+from duemq_server.timer_service.edge.timer_fetcher import RETRY_S_MIN, TimerFetcher
+from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.scheduling.holding.holds import Holds
@@ -155,6 +156,62 @@ def test_a_stop_waits_for_no_space_on_a_full_disk(leaves: bool) -> None:
             await loop.silence(MINUTE_S)
             assert stopping.done()
             await stopping
+
+        loop.run_until_complete(main())
+
+
+def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
+    """Its data may be from an older copy: it would give those offsets to other messages."""
+    asked: list[broker_pb2.ClaimTimerQueuesRequest] = []
+
+    async def answer(request: broker_pb2.ClaimTimerQueuesRequest) -> Any:
+        asked.append(request)
+        return broker_pb2.ClaimTimerQueuesResponse()
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            links = Leaving()
+            links.place = SimpleNamespace(leaves=False, has=lambda queue_id: queue_id < 2)
+            links.service = broker_pb2.TimerService()  # type: ignore[attr-defined]
+            link = Link(links)
+            numbers = Numbering()
+            for queue_id, end in ((0, 5), (2, 7)):
+                number = numbers.number_source(SourceId(0, queue_id), "b", 0)
+                source = numbers.sources[number]
+                source.next_offset = source.durable_offset = end
+            numbers.sources[0].next_offset = 6
+            stub: Any = SimpleNamespace(ClaimTimerQueues=lambda request, timeout: answer(request))
+            link._broker_now = lambda: stub
+            link._shard = SimpleNamespace(  # type: ignore[assignment]
+                scheduler=SimpleNamespace(numbers=numbers, keyed=SimpleNamespace(formers=()))
+            )
+            await link._ask([0, 1])
+            link.end()
+
+        loop.run_until_complete(main())
+    [request] = asked
+    assert {each.queue_id: each.offset for each in request.ends} == {0: 5, 2: 7}
+
+
+def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() -> None:
+    async def out_of_range(_: object) -> Any:
+        raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            claimed = asyncio.Event()
+            source = Source(SourceId(7, 0), "b", 7, 0)
+            shard: Any = SimpleNamespace(
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
+                directory=SimpleNamespace(producer_id=1),
+            )
+            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: out_of_range(request))
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            await loop.silence(RETRY_S_MIN)
+            assert claimed.is_set()
+            await fetcher.stop()
 
         loop.run_until_complete(main())
 
