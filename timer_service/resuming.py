@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from duemq.errors import Corrupt, DuemqError, InvariantError, Overloaded
+from duemq.errors import Corrupt, DuemqError, InvariantError, Overloaded, Unavailable
 from duemq.protocol.limits import TIMERS_MAX
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
 from duemq_server.timer_service.inspecting import Inspector
@@ -94,7 +94,7 @@ class Resuming:
                 except (Corrupt, Overloaded) as error:
                     self._errors[hold.number] = error
                     log.error("what is held of %s stays, ask again: %s", hold.topic, error)
-                except DiskFull as error:  # too many files are open, say
+                except Unavailable as error:  # too many files are open, say
                     log.debug("what is held of %s waits: %s", hold.topic, error)
                     await self._room()
         except (StorageError, InvariantError) as error:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from duemq.errors import Corrupt
-from duemq_server.storage.errors import DiskFull
+from duemq.errors import Corrupt, Unavailable
 from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.timers.hold_entry import NEWEST
@@ -89,7 +88,7 @@ class NoFileLeft:
     async def page(self, *_: object, wants_all: bool) -> Any:
         self.tries += 1
         if self.tries < 3:
-            raise DiskFull("open: too many open files")
+            raise Unavailable("open: too many open files")
         return [], None
 
 
