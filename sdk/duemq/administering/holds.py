@@ -58,8 +58,8 @@ class TimerHolds(AskingShards):
     ) -> HeldTimers:
         """Ends the hold of just this topic, or just this prefix; what fell due meanwhile is sent.
 
-        Or some of it: `policy` newest (of those with the same `key` the one that was due last, and
-        all without one) or drop_older_than (none that was due longer than `older_than` ago); the
+        Or some of it: `policy` newest (of those with the same `key` the one that was due last, of
+        each timer shard, and all without one) or drop_older_than (none that was due longer than `older_than` ago); the
         others are dropped: a cancel answers CANCELLED.  All is held until they are; if that takes
         longer, the answer is not `done`, it goes on by itself, and the same call tells how far.  If
         another hold covers it, too, it waits for the end of that.  `dry_run`: only says how many it
