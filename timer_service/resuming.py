@@ -105,7 +105,7 @@ class Resuming:
             self._task = None
 
     async def _finish(self, hold: Hold) -> None:
-        sifting, after = Sifting(hold), None
+        sifting, after = Sifting(hold, self._scheduler.holds.within(hold)), None
         while not sifting.over and self._is_wanted(hold):
             wanted = Wanted(hold.topic, 0, sifting.to_ms, TIMERS_MAX, after)
             listed, after = await self._inspector.page(wanted, sifting.make, wants_all=False)
