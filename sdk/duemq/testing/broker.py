@@ -224,9 +224,9 @@ class MemoryBroker(MemoryLogs):
         return timer.topic == topic and timer.record.timer_key.startswith(prefix)
 
     def _within(self, hold: tuple[str, str], timer: _Timer) -> bool:
-        """Whether a hold of longer keys is about the timer, too: that one decides on it."""
-        others = (each for each in self.kept_back if each[1].startswith(hold[1]))
-        return any(self._covers(each, timer) for each in others)
+        """Whether a hold of longer keys covers it, too."""
+        longer = (each for each in self.kept_back if each[1].startswith(hold[1]))
+        return any(self._covers(each, timer) for each in longer)
 
     def under(self, hold: tuple[str, str]) -> int:
         """How many pending ones a hold is about."""
