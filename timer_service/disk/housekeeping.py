@@ -15,7 +15,7 @@ import numpy as np
 
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
-from duemq_server.storage.disk import Disk
+from duemq_server.storage.disk import Disk, short_of_space
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.capture import capture
@@ -128,8 +128,8 @@ class Housekeeper:
 
     def short_of_space(self) -> bool:
         """Whether nothing more may be taken over: what is here needs the rest, to fire and go."""
-        free = self._disk.free_bytes(self._scheduler.segments.directory)
-        return free < self._scheduler.limits.free_bytes_min
+        directory = self._scheduler.segments.directory
+        return short_of_space(self._disk, directory, self._scheduler.limits.free_bytes_min)
 
     def finish(self, job: Job, now_ms: int) -> None:
         """A job ran."""
