@@ -224,7 +224,7 @@ class Schedules:
             if not schedule.ended:
                 self._ready[schedule.name] = None
                 self.on_sooner()
-        elif schedule.plan.recurrence.catch_up is not CatchUp.ALL:
+        elif schedule.catch_up(schedule.pending[0].at_ms) is not CatchUp.ALL:
             self.keep(schedule, schedule.pending[-1].due_ms + PATIENCE_MS)
             if self._wakes[0] == (schedule.wake_ms, schedule.name):
                 self.on_sooner()

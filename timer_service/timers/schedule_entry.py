@@ -20,7 +20,8 @@ A change, also a schedule of a checkpoint, is
 24    8    stored         messages since it was made
 32    8    left_ms        of the last one that was dispatched, or cancelled by its handle
 40   40*c  came           store_id u64, queue_id u32, zeros u32, offset i64, at_ms i64, due_ms i64
- .    8+8n  left_out       if flag 2: how many, then i64 each
+ .    8+8n  left_out       if flag 2: how many, then i64 each; one below 0 is no occurrence: it says
+                         until when all that was missed comes (releases before pass over it)
  .    n    name; plan, a JSON object; record: together zero-padded to a multiple of 8
 
 The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.
@@ -74,6 +75,8 @@ def _encode_change(change: ScheduleChange) -> bytes:
     name, text = change.name.encode(), b"" if plan is None else _text_of(plan)
     record = b"" if plan is None else plan.record
     left_out = change.state.left_out
+    if change.state.all_until_ms:
+        left_out = (-change.state.all_until_ms, *left_out)
     header = _CHANGE.pack(
         change.what,
         change.state.paused * PAUSED | bool(left_out) * LEFT_OUT,
@@ -117,7 +120,7 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
             ScheduleChange(
                 str(view[name_at:plan_at], "utf-8"),
                 what,
-                State(bool(flags & PAUSED), cursor_ms, stored, left_ms, left_out),
+                _state(bool(flags & PAUSED), cursor_ms, stored, left_ms, left_out),
                 pending,
                 _plan_of(text, body) if what == MADE else None,
             )
@@ -125,6 +128,15 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
         at = record_at + record
         at += -at % 8
     return changes
+
+
+def _state(
+    paused: bool, cursor_ms: int, stored: int, left_ms: int, left_out: tuple[int, ...]
+) -> State:
+    until_ms = -min(left_out, default=0)
+    if until_ms > 0:
+        left_out = tuple(each for each in left_out if each >= 0)
+    return State(paused, cursor_ms, stored, left_ms, left_out, max(until_ms, 0))
 
 
 def _text_of(plan: Plan) -> bytes:
