@@ -16,6 +16,8 @@ from duemq_server.storage.errors import DiskFull
 log = logging.getLogger(__name__)
 
 _NO_ENDS: Mapping[int, int] = {}
+# A timer service tells so many messages of a queue apart.
+END_MAX = 1 << 48
 
 
 def claim(
@@ -37,7 +39,7 @@ def claim(
         store.topics.queue(names.TIMER_TOPIC, queue_id)
     for queue_id, offset in ends.items():
         store.topics.queue(names.TIMER_TOPIC, queue_id)
-        checks.at_least("ends.offset", offset, 0)
+        checks.between("ends.offset", offset, 0, END_MAX)
     decision = store.timer_owners.check_claim(service, queues, now_ms, epoch)
     _leave_out(store, decision.granted, ends)
     # That another replica leads stops no claim for want of space.
