@@ -12,6 +12,7 @@ from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import journal
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,11 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     """What the owner has taken over of its queues, and this broker has not: from an older copy.
 
     Those offsets are never given to anything new, which the owner would take for the old.  While a
-    frame is on its way to the disk, or that is full, the next claim does it.
+    frame is on its way to the disk, or that is full, the next claim does it.  A log with replicas
+    is not from a copy that they have not, and what is left out they would not hear of.
     """
+    if isinstance(store.log, ReplicaLog):
+        return
     for queue_id in queues:
         queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends.get(queue_id, 0)
         last = queue.next_offset
