@@ -21,7 +21,6 @@ from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.limits import Limits
 
-
 LAST_COPY = "--last-copy"
 
 

@@ -245,8 +245,10 @@ class FaultyFile:
         self._check_open()
         if nowait and self._disk.cold:
             raise BlockingIOError(self.path)
-        if any(offset < (n + 1) * SECTOR_BYTES and n * SECTOR_BYTES < offset + length
-               for n in self._inode.bad):
+        if any(
+            offset < (n + 1) * SECTOR_BYTES and n * SECTOR_BYTES < offset + length
+            for n in self._inode.bad
+        ):
             raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
         return memoryview(bytes(self._inode.data[offset : offset + length]))
 

@@ -32,8 +32,8 @@ def claim(
 ) -> tuple[Decision, int]:
     """What became of the claim; settled.
 
-    `ends`: how far the service has taken over queues, also that it hands over; `formers`: ids that it
-    had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
+    `ends`: how far the service has taken over queues, also those that it hands over; `formers`: ids
+    that it had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
     QueueNotFound, ReadOnly, Overloaded, Unavailable.
     """
     for queue_id in queues:

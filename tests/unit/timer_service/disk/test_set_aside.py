@@ -92,7 +92,7 @@ def test_a_bad_sector_costs_what_lies_in_it(apart_ms: int) -> None:
     block = max(world.scheduler.segments.blocks(), key=lambda each: each.next_due_ms)
     path = world.scheduler.segments.path(block.file)
     world.disk.wear_out(path, block.position + block.index_length + 1_000)
-    with pytest.raises(CorruptFile, match="Input/output error.*set-aside"):
+    with pytest.raises(CorruptFile, match=r"Input/output error.*set-aside"):
         run_for(world, 5 * HOUR_MS)
     given_up(world)
     lost = world.scheduler.ledger.lost
