@@ -13,7 +13,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
+from duemq.errors import (
+    Corrupt,
+    DuemqError,
+    FencedTimer,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Unavailable,
+)
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
@@ -64,6 +71,8 @@ class TimerFetcher:
         self.source = source
         self.begin = begin
         self.lag = 0  # records at the broker that were not fetched at the last look
+        self.problem = ""
+        """Why nothing more comes until somebody mends it."""
         self._linger_ms = 0
         self._shard = shard
         self._broker = broker
@@ -84,13 +93,14 @@ class TimerFetcher:
                 while True:
                     offset = await self._fetch(offset)
                     backoff.reset()
+                    self.problem = ""
             except FencedTimer:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
-                if isinstance(error, Corrupt | OffsetOutOfRange):
-                    level = logging.ERROR
+                if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
+                    level, self.problem = logging.ERROR, str(error)
                 if isinstance(error, OffsetOutOfRange):
                     self._on_refused()
                 log.log(

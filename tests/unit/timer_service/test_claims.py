@@ -19,7 +19,7 @@ from duemq_server.timer_service.edge.broker_link import (
     BrokerLink,
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
-from duemq_server.timer_service.edge.timer_fetcher import RETRY_S_MIN, TimerFetcher
+from duemq_server.timer_service.edge.timer_fetcher import RETRY_S_MAX, RETRY_S_MIN, TimerFetcher
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
@@ -195,6 +195,9 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
 
 
 def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() -> None:
+    async def nothing_new() -> Any:
+        return broker_pb2.FetchFramesResponse(store_id=7)
+
     async def out_of_range(_: object) -> Any:
         raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
 
@@ -209,8 +212,17 @@ def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() ->
             )
             stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: out_of_range(request))
             fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            links: Any = SimpleNamespace(
+                by_name={"b": SimpleNamespace(fetchers={0: fetcher}, held_up="", waits={})}
+            )
+            assert not [*BrokerLinks._waits(links)]
             await loop.silence(RETRY_S_MIN)
             assert claimed.is_set()
+            [problem] = BrokerLinks._waits(links)
+            assert problem == "queue 0 of broker b stands still: offset: 7 is not kept: 0 to 3 are"
+            stub.FetchFrames = lambda request, timeout: nothing_new()
+            await loop.silence(2 * RETRY_S_MAX)
+            assert not fetcher.problem
             await fetcher.stop()
 
         loop.run_until_complete(main())
