@@ -105,8 +105,9 @@ class Resuming:
             self._task = None
 
     async def _finish(self, hold: Hold) -> None:
-        sifting, after = Sifting(hold, self._scheduler.holds.within(hold)), None
+        sifting, after = Sifting(hold), None
         while not sifting.over and self._is_wanted(hold):
+            sifting.others = self._scheduler.holds.within(hold)
             wanted = Wanted(hold.topic, 0, sifting.to_ms, TIMERS_MAX, after)
             listed, after = await self._inspector.page(wanted, sifting.make, wants_all=False)
             gone = sifting.take(list(map(_found, listed)), last=after is None)

@@ -47,10 +47,10 @@ class Sifting:
     """Finds those of a backlog that do not go, a page at a time."""
 
     def __init__(self, hold: Hold, others: tuple[str, ...] = ()) -> None:
-        """`others`: prefixes of longer keys that are held, too (Holds.within): theirs stay."""
         self.hold = hold
         self.over = False
-        self._others = others
+        self.others = others
+        """Prefixes of longer keys that are held, too (Holds.within): theirs stay."""
         self._newest: dict[str, Cancelled] = {}
         self._pass, self._passes = 0, 1
 
@@ -63,9 +63,9 @@ class Sifting:
 
     def make(self, entry: bytes | memoryview) -> str | None:
         """The key of a record that may have to go; None: it has not."""
-        if self.hold.prefix or self._others:
+        if self.hold.prefix or self.others:
             key = key_in(entry)
-            if not key.startswith(self.hold.prefix) or key.startswith(self._others):
+            if not key.startswith(self.hold.prefix) or key.startswith(self.others):
                 return None
         return (message_key_in(entry) or None) if self.hold.policy == NEWEST else ""
 
