@@ -74,6 +74,8 @@ class TimerFetcher:
         self.problem = ""
         """Why nothing more comes until somebody mends it."""
         self._linger_ms = 0
+        self._passing = -1
+        """Up to here a frame was passed over."""
         self._shard = shard
         self._broker = broker
         self._stub = stub
@@ -135,7 +137,12 @@ class TimerFetcher:
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_s = time.monotonic()
         call = self._stub().FetchFrames(request, timeout=timeout_s)
-        answer = await status.answer(call, self._broker)
+        try:
+            answer = await status.answer(call, self._broker)
+        except InvalidArgument as error:
+            if error.field != "offset":
+                raise
+            return self._passed_over(offset, error)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
         if not answer.frames:
@@ -157,6 +164,17 @@ class TimerFetcher:
             end_s = asked_s + (0 if soon else asked_to_linger_ms / 1000)
             await asyncio.sleep(max(PAUSE_S, end_s - time.monotonic()))
         return answer.next_offset
+
+    def _passed_over(self, offset: int, error: InvalidArgument) -> int:
+        """It lies inside a frame: the broker, whose data is from an older copy, gave it again.
+
+        The rest of that frame cannot be told from what was taken over; the queue goes on behind it.
+        """
+        level = logging.DEBUG if offset == self._passing else logging.ERROR
+        text = "%s, %s/%d: %s; that frame is passed over: the broker's data is from an older copy"
+        log.log(level, text, self._broker, TIMER_TOPIC, self.source.queue_id, error)
+        self._passing = self.begin = offset + 1
+        return offset + 1
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
         frames = [fetched.frame for fetched in intake.frames_in(data)]

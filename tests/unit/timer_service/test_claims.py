@@ -6,7 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from duemq.errors import DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
+from duemq.errors import (
+    DuemqError,
+    FencedTimer,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Unavailable,
+)
 from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
@@ -24,6 +30,7 @@ from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.scheduling.holding.holds import Holds
+from duemq_server.timer_service.scheduling.scheduler import Ingested
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.manual_loop import ManualLoop
 
@@ -226,6 +233,39 @@ def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() ->
             await fetcher.stop()
 
         loop.run_until_complete(main())
+
+
+def test_a_frame_whose_first_messages_have_offsets_of_others_is_passed_over() -> None:
+    """A broker from an older copy gave them again, before it heard of that: no queue may stand."""
+    taken: list[tuple[object, ...]] = []
+
+    async def answer(request: broker_pb2.FetchFramesRequest) -> Any:
+        if request.offset < 10:
+            raise InvalidArgument(f"offset: {request.offset} is inside the frame", field="offset")
+        if taken:
+            await asyncio.Event().wait()
+        return broker_pb2.FetchFramesResponse(store_id=7, frames=b"x", next_offset=11)
+
+    async def ingest(*arguments: object) -> Ingested:
+        taken.append(arguments)
+        return Ingested(1)
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            source = Source(SourceId(7, 0), "b", 7, 0)
+            shard: Any = SimpleNamespace(
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
+                directory=SimpleNamespace(producer_id=1),
+                ingest=ingest,
+            )
+            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: answer(request))
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
+            await loop.silence(1)
+            await fetcher.stop()
+
+        loop.run_until_complete(main())
+    assert taken == [(SourceId(7, 0), "b", b"x", 10, 10)]
 
 
 class Offsets:
