@@ -1,6 +1,7 @@
 """`duemq-timer-service`: runs one timer shard until SIGTERM.
 
-`duemq-timer-service set-aside DIRECTORY` accepts the loss of damaged timers (set_aside.py).
+`duemq-timer-service set-aside [--last-copy] DIRECTORY` accepts the loss of damaged timers
+(set_aside.py); of a replica only if it is the last one.
 """
 
 import asyncio
@@ -19,6 +20,8 @@ from duemq_server.timer_service.disk import set_aside
 from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.limits import Limits
+
+LAST_COPY = "--last-copy"
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -46,13 +49,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return process.main("timer", Settings, serve, argv, failures=(StorageError,))
 
 
-def _set_aside(directories: Sequence[str]) -> int:
+def _set_aside(arguments: Sequence[str]) -> int:
+    from duemq_server.replication import disk_id
+
+    last_copy = arguments[:1] == [LAST_COPY]
+    directories = arguments[1:] if last_copy else arguments
     if len(directories) != 1 or directories[0].startswith("-"):
-        print("usage: duemq-timer-service set-aside DIRECTORY", file=sys.stderr)
+        print(f"usage: duemq-timer-service set-aside [{LAST_COPY}] DIRECTORY", file=sys.stderr)
         return 2
     [directory] = directories
     if not os.path.isdir(directory):
         print(f"error: {directory} is not a directory", file=sys.stderr)
+        return 2
+    if os.path.exists(os.path.join(directory, disk_id.FILE_NAME)) and not last_copy:
+        print(
+            f"error: {directory} is a replica's: empty it, and it gets everything from the one that"
+            f" leads. What is given up in it may be missed once it leads: {LAST_COPY} in front of"
+            " it does that, for when no other replica has it, or there are none any more",
+            file=sys.stderr,
+        )
         return 2
     try:
         with DirLock(directory):

@@ -161,7 +161,7 @@ class BulkLoop:
             while (reading := counting.reading()) is not None:
                 if asyncio.get_running_loop().time() > deadline:
                     return None
-                await self._in_thread(reading.run)
+                await self._run_reading(reading)
                 for _ in counting.read(reading):
                     await asyncio.sleep(0)
         if counting.problems:
@@ -212,8 +212,15 @@ class BulkLoop:
 
     async def _read(self, walk: Walk, reading: Reading) -> None:
         with self._scheduler.segments.pinned(reading.files()):
-            await self._in_thread(reading.run)
+            await self._run_reading(reading)
         walk.read(reading)
+
+    async def _run_reading(self, reading: Reading) -> None:
+        """As far as it comes: while too many files are open the rest waits."""
+        try:
+            await self._in_thread(reading.run)
+        except DiskFull:
+            await self._log_loop.progress_or(RETRY_S)
 
     async def _room(self, job: Job) -> bool:
         """Until what comes has room: in memory, and on the disk.  False: the job gave way."""

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, Unavailable
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.far.look_up import Query
 from duemq_server.timer_service.scheduling.cancelling import NOT_YET, Cancelling, source_of
@@ -223,8 +223,10 @@ class Cancels:
             try:
                 await self._loop.run_in_executor(self._thread, look_up.run, _pause)
             except Exception as error:
+                # Too many open files, say.
+                told = Unavailable(str(error)) if isinstance(error, DiskFull) else error
                 for each in slices:
-                    each.fail(error)
+                    each.fail(told)
                 continue
             segments.looked_up(look_up)
             self._found += asked

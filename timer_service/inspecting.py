@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from duemq.errors import Corrupt, DuemqError, InvalidArgument, Unavailable
 from duemq.protocol.due import HOUR_MS, Edges
-from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.timer_service.far.bodies import Bytes, Files
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.due_counts import CountBlocks, CountedBlock
@@ -262,11 +262,13 @@ class Inspector:
         return job
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """In the thread.  Raises Corrupt."""
+        """In the thread.  Raises Corrupt; Unavailable while too many files are open."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, _paused, work)
         except CorruptFile as error:
             raise Corrupt(str(error)) from error
+        except DiskFull as error:
+            raise Unavailable(str(error)) from error
 
     def _check_counted(self, topic: str) -> None:
         topics = self._scheduler.topics

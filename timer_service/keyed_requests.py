@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from duemq.errors import Overloaded
+from duemq.errors import Overloaded, Unavailable
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk
 from duemq_server.timer_service.scheduling.keyed.changes import Change
@@ -181,8 +181,10 @@ class KeyedRequests:
             try:
                 await self._loop.run_in_executor(self._thread, look_up.run, _pause)
             except Exception as error:
+                # Too many open files, say.
+                told = Unavailable(str(error)) if isinstance(error, DiskFull) else error
                 for asked in sought:
-                    asked.done.set_exception(error)
+                    asked.done.set_exception(told)
                 continue
             segments.keys_looked_up(look_up)
             for asked in sought:

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from duemq.errors import Corrupt, DuemqError, InvariantError, Overloaded
+from duemq.errors import Corrupt, DuemqError, InvariantError, Overloaded, Unavailable
 from duemq.protocol.limits import TIMERS_MAX
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
 from duemq_server.timer_service.inspecting import Inspector
@@ -94,6 +94,9 @@ class Resuming:
                 except (Corrupt, Overloaded) as error:
                     self._errors[hold.number] = error
                     log.error("what is held of %s stays, ask again: %s", hold.topic, error)
+                except Unavailable as error:  # too many files are open, say
+                    log.debug("what is held of %s waits: %s", hold.topic, error)
+                    await self._room()
         except (StorageError, InvariantError) as error:
             self._log_loop.fail(error)
         except DuemqError as error:  # another replica leads, or the log has failed
@@ -104,6 +107,7 @@ class Resuming:
     async def _finish(self, hold: Hold) -> None:
         sifting, after = Sifting(hold), None
         while not sifting.over and self._is_wanted(hold):
+            sifting.others = self._scheduler.holds.within(hold)
             wanted = Wanted(hold.topic, 0, sifting.to_ms, TIMERS_MAX, after)
             listed, after = await self._inspector.page(wanted, sifting.make, wants_all=False)
             gone = sifting.take(list(map(_found, listed)), last=after is None)

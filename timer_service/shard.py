@@ -128,7 +128,10 @@ class Shard:
                 break
             except (LogFull, DiskFull):
                 await self.log_loop.progress_or(RETRY_S)
-            except (StorageError, InvariantError) as error:
+            except Exception as error:
+                if isinstance(error, DuemqError) and not isinstance(error, InvariantError):
+                    raise
+                # Nobody would fetch any more; and the log may have what memory has not.
                 self.log_loop.fail(error)
                 raise Internal(f"frames of {broker} not taken over: {error}") from error
         if ingested.timers:

@@ -91,8 +91,11 @@ def resume(schedule: Schedule, now_ms: int, catch_up: CatchUp | None = None) -> 
     """
     if not schedule.state.paused:
         return None
-    plan, state = schedule.plan, schedule.state._replace(paused=False)
+    plan = schedule.plan
     policy = catch_up or plan.recurrence.catch_up
+    # More may have been missed than comes at once.
+    all_until_ms = now_ms if policy is CatchUp.ALL is not plan.recurrence.catch_up else 0
+    state = schedule.state._replace(paused=False, all_until_ms=all_until_ms)
     recurrence = dataclasses.replace(plan.recurrence, catch_up=policy)
     asked = Schedule(schedule.name, dataclasses.replace(plan, recurrence=recurrence), state)
     found = step(asked, now_ms)
@@ -117,6 +120,8 @@ def _moved(move: Move, found: Step) -> Move:
     stored = move.state.stored + len(found.come) - len(found.gone)
     left_out = tuple(each for each in move.state.left_out if each > found.cursor_ms)
     state = move.state._replace(cursor_ms=found.cursor_ms, stored=stored, left_out=left_out)
+    if move.state.cursor_ms >= state.all_until_ms:
+        state = state._replace(all_until_ms=0)
     return move._replace(state=state, come=found.come)
 
 

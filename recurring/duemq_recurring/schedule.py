@@ -11,6 +11,7 @@ from typing import NamedTuple
 from duemq.protocol.record_bytes import property_entry, varint
 from duemq_recurring.occurrences import (
     END_MS,
+    CatchUp,
     Occurrence,
     Occurrences,
     Recurrence,
@@ -66,6 +67,8 @@ class State(NamedTuple):
     left_ms: int = 0  # of the last one that was dispatched, or cancelled by its handle
     left_out: tuple[int, ...] = ()
     """Occurrences after the cursor that do not come any more: they left before others did."""
+    all_until_ms: int = 0
+    """It was resumed then, so that all that was missed comes, whatever its own policy; or 0."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,6 +89,11 @@ class Schedule:
         if self._occurrences is None:
             self._occurrences = Occurrences(self.name, self.plan.recurrence)
         return self._occurrences
+
+    def catch_up(self, at_ms: int) -> CatchUp:
+        """The policy that counts for an occurrence."""
+        missed = at_ms <= self.state.all_until_ms
+        return CatchUp.ALL if missed else self.plan.recurrence.catch_up
 
     def following(self, after_ms: int) -> Iterator[Occurrence]:
         """All that come after a time, in order, as far as no count ends them."""

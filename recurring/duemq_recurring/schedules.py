@@ -223,7 +223,7 @@ class Schedules:
             if not schedule.ended:
                 self._ready[schedule.name] = None
                 self.on_sooner()
-        elif schedule.plan.recurrence.catch_up is not CatchUp.ALL:
+        elif schedule.catch_up(schedule.pending[0].at_ms) is not CatchUp.ALL:
             self.keep(schedule, schedule.pending[-1].due_ms + PATIENCE_MS)
             if self._wakes[0] == (schedule.wake_ms, schedule.name):
                 self.on_sooner()
@@ -232,7 +232,7 @@ class Schedules:
 def _saved(schedule: Schedule) -> Iterator[ScheduleChange]:
     """Older releases know nothing that is left out, and read the rest."""
     name, state = schedule.name, schedule.state
-    known = state._replace(left_out=())
+    known = state._replace(left_out=(), all_until_ms=0)
     yield ScheduleChange(name, MADE, known, schedule.pending, schedule.plan)
-    if state.left_out:
+    if state != known:
         yield ScheduleChange(name, MOVED, state)

@@ -29,22 +29,22 @@ def step(schedule: Schedule, now_ms: int) -> Step | int:
 
     Raises InvalidArgument if this machine cannot tell its occurrences.
     """
-    recurrence = schedule.plan.recurrence
     cursor_ms, left = schedule.state.cursor_ms, schedule.pending
     if schedule.state.paused or (schedule.ended and not left):
         return NEVER
     if not left:
         return _next(schedule, now_ms, (), cursor_ms)
-    if recurrence.catch_up is CatchUp.ALL:
+    catch_up = schedule.catch_up(left[0].at_ms)
+    if catch_up is CatchUp.ALL:
         return NEVER
     last = left[-1]
     following = None if schedule.ended else next(schedule.following(cursor_ms), None)
     if following is not None and following.at_ms <= now_ms:
         return _next(schedule, now_ms, left, cursor_ms)
-    if recurrence.catch_up is CatchUp.NONE and now_ms > last.due_ms + LATE_MS:
+    if catch_up is CatchUp.NONE and now_ms > last.due_ms + LATE_MS:
         return _next(schedule, now_ms, left, cursor_ms)
     wake_ms = NEVER if following is None else following.at_ms
-    if recurrence.catch_up is CatchUp.NONE:
+    if catch_up is CatchUp.NONE:
         wake_ms = min(wake_ms, last.due_ms + LATE_MS + 1)
     return max(wake_ms, now_ms + 1)
 
@@ -59,15 +59,17 @@ def _next(schedule: Schedule, now_ms: int, gone: Sequence[Pending], cursor_ms: i
 
 def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:
     """The occurrences to come after a time: missed ones as the policy says, or the next one."""
-    policy = schedule.plan.recurrence.catch_up
     to_come = schedule.following(after_ms)
     first = next(to_come, None)
     if first is None:
         return []
     if first.at_ms > now_ms:
         return [first]
+    policy = schedule.catch_up(first.at_ms)
     if policy is CatchUp.ALL:
-        missed = itertools.takewhile(lambda each: each.at_ms <= now_ms, to_come)
+        missed = itertools.takewhile(
+            lambda each: each.at_ms <= now_ms and schedule.catch_up(each.at_ms) is policy, to_come
+        )
         return [first, *itertools.islice(missed, AT_ONCE - 1)]
     last = schedule.latest(after_ms, now_ms) or first
     if policy is CatchUp.LATEST or now_ms <= last.due_ms + LATE_MS:

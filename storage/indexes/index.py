@@ -98,15 +98,16 @@ class FixedIndex:
             self.end += size // self.entry_bytes
 
     def skip_to(self, number: int) -> None:
-        """Leaves numbers out: the next entry will have `number`, beyond `end`.  At start.
+        """Leaves numbers out: the next entry will have `number`, beyond `end`.
 
-        Raises DiskFull, DiskFailed.
+        Raises DiskFull: mostly before anything has changed; DiskFailed.
         """
         if self.first == self.end:
             self.reset(number)
             return
         with self._flush_lock:
             self.flush()
+            self._files.get(self._path(number), create=True)
             start = self.end
             if self._starts[-1] == start:  # nothing has come since the last gap
                 self._remove(start)

@@ -15,6 +15,8 @@ Fault model, stricter than any file system we know:
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,8 @@ class PowerCut(BaseException):
 class Inode:
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
+    bad: set[int] = field(default_factory=set)
+    """Sectors that cannot be read, by number."""
 
     def after_power_cut(self, keep: Random | None) -> Inode:
         """None keeps the synced state only."""
@@ -120,6 +124,10 @@ class FaultyDisk:
     def flip(self, path: str, offset: int, bit: int = 0) -> None:
         """Flips a bit of a file, durably."""
         self.overwrite(path, offset, bytes([self._names[path].data[offset] ^ (1 << bit)]))
+
+    def wear_out(self, path: str, offset: int) -> None:
+        """The sector there cannot be read any more."""
+        self._names[path].bad.add(offset // SECTOR_BYTES)
 
     def chop(self, path: str, size: int) -> None:
         """Cuts a file, durably."""
@@ -237,6 +245,11 @@ class FaultyFile:
         self._check_open()
         if nowait and self._disk.cold:
             raise BlockingIOError(self.path)
+        if any(
+            offset < (n + 1) * SECTOR_BYTES and n * SECTOR_BYTES < offset + length
+            for n in self._inode.bad
+        ):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
         return memoryview(bytes(self._inode.data[offset : offset + length]))
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:

@@ -311,6 +311,31 @@ async def test_offsets_are_committed_once_durable(cluster: Cluster, tmp_path: Pa
     assert offsets[handle.queue_id] == handle.offset + 1
 
 
+async def test_a_broker_from_an_older_copy_gives_no_offset_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The shard would take what comes for what it has taken over, and never deliver it."""
+    data, copy = tmp_path / "b0", tmp_path / "copy"
+    async with running_shard(cluster, tmp_path) as shard:
+        [first] = await send(cluster, [b"old"], [HOUR_MS], queue_id=1)
+        await shard.until(lambda stats: stats.accepted == 1)
+        await cluster.stop_broker("b0")
+        shutil.copytree(data, copy)
+        await cluster.start_broker("b0")
+        await send(cluster, [b"lost at the broker"] * 3, [HOUR_MS] * 3, queue_id=1)
+        await shard.until(lambda stats: stats.accepted == 4)
+        await cluster.stop_broker("b0")
+        shutil.rmtree(data)
+        shutil.copytree(copy, data)
+        await cluster.start_broker("b0")
+        queue = cluster.brokers["b0"].store.queue("%TIMER%", first.queue_id)
+        await until(lambda: queue.next_offset == 4)
+        await send(cluster, [b"new"], [0], queue_id=1)
+        await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
+        assert bodies_of(await delivered(cluster)) == [b"new"]
+        assert (await shard.stats()).pending == 4
+
+
 async def test_without_its_broker_a_message_goes_to_another_and_one_for_a_queue_waits(
     cluster: Cluster, tmp_path: Path
 ) -> None:

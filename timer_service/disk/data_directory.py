@@ -85,6 +85,7 @@ def open_directory(
         start_at=found.recovery_start if found else None,
     )
     position = found.position if found else 0
+    check_begins(directory, log, found)
     for _ in log.recover(position):
         pass  # verified and cut; bodies can be read now
     check_reaches(directory, log, position)
@@ -132,6 +133,16 @@ def load_checkpoint(directory: str, disk: Disk) -> CheckpointState | None:
 def save_checkpoint(directory: str, disk: Disk, state: CheckpointState) -> None:
     """In place of what is there, durably.  Raises DiskFull, DiskFailed."""
     checkpoint.save(checkpoint_path(directory), checkpoint_state.encode(state), disk)
+
+
+def check_begins(directory: str, log: SegmentedLog, found: CheckpointState | None) -> None:
+    """Raises Corrupt if a log begins behind where its checkpoint, or none, leaves off."""
+    if log.start_position > (found.position if found else 0):
+        said = f"its checkpoint was made at {found.position}" if found else "there is no checkpoint"
+        raise Corrupt(
+            f"{directory}/log begins at {log.start_position}, {said}: they are not of the same"
+            " time; restore the whole directory from a copy"
+        )
 
 
 def check_reaches(directory: str, log: SegmentedLog, position: int) -> None:

@@ -8,13 +8,15 @@ over.  While a job runs, timers come and fire as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
-from duemq_server.storage.disk import Disk
+from duemq_server.storage.disk import Disk, short_of_space
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.capture import capture
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush
@@ -126,8 +128,8 @@ class Housekeeper:
 
     def short_of_space(self) -> bool:
         """Whether nothing more may be taken over: what is here needs the rest, to fire and go."""
-        free = self._disk.free_bytes(self._scheduler.segments.directory)
-        return free < self._scheduler.limits.free_bytes_min
+        directory = self._scheduler.segments.directory
+        return short_of_space(self._disk, directory, self._scheduler.limits.free_bytes_min)
 
     def finish(self, job: Job, now_ms: int) -> None:
         """A job ran."""
@@ -139,9 +141,10 @@ class Housekeeper:
             self._saved_position, self._saved_ms = job.position, now_ms
             self._needed_from = job.state.log_needed_from
             self._unneeded_to = self._deletable(job.state)
-            self._cut_log()
             self._scheduler.segments.dirty.clear()
-            self._scheduler.segments.delete_done(job.state.files())
+            with suppress(DiskFull):  # the next checkpoint's does it
+                self._scheduler.segments.delete_done(job.state.files())
+                self._cut_log()
 
     def save(self, now_ms: int) -> Save:
         """A checkpoint of the state as it is now.

@@ -100,7 +100,10 @@ class Recovery(DispatchedTimers):
 
     def _admit_held(self, held: Held, rows: Rows) -> None:
         place = Home(held.home.file, held.home.position + held.start)
-        data = self._read_body(place, held.length)
+        try:
+            data = self._read_body(place, held.length)
+        except IndexError as error:
+            raise Corrupt(f"bodies of timers in memory: {error}. {REMEDY}") from error
         if record.crc32c(0, data) != held.crc32c:
             raise Corrupt(f"bodies of timers at {place} are not what was written. {REMEDY}")
         self._scheduler.tiers.admit(rows, Blob(data, held.home, held.start), self._now_ms)

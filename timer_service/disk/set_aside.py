@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt
-from duemq_server.storage.disk import Disk, write_all
+from duemq_server.storage.disk import Disk, DiskFile, write_all
 from duemq_server.storage.errors import CorruptFile, StorageError
 from duemq_server.timer_service.disk.checkpoint_state import Held
 from duemq_server.timer_service.disk.data_directory import open_directory, save_now
@@ -44,6 +44,7 @@ from duemq_server.timer_service.timers.rows import KEY_BITS, Blob, Home, Rows, n
 
 FOLDER = "set-aside"
 COPY_BYTES = 4 << 20
+SECTOR_BYTES = 4_096
 NO_LIMIT = 1 << 62
 
 
@@ -94,15 +95,23 @@ class TolerantLoad(Load):
     def _what_is_left(
         self, taken: Taken, rows: Rows, crcs: npt.NDArray[np.uint32], why: str
     ) -> Piecewise:
-        data = self._files.read(taken.window.block.file, taken.position, taken.size)
-        piece = cut_piece(taken, rows, data)
-        places = zip(rows.home.tolist(), rows.size.tolist(), crcs.tolist(), strict=True)
-        good = np.array([google_crc32c.value(data[at : at + n]) == crc for at, n, crc in places])
+        places = zip(rows.home.tolist(), rows.size.tolist(), strict=True)
+        bodies = [self._body(taken, *each) for each in places]
+        piece = cut_piece(taken, rows, b"".join(bodies))
+        good = np.array(list(map(google_crc32c.value, bodies))) == crcs
         lost = rows.take(~good)
         if len(lost):
             due = lost.due_ms
             self.damage.append(Damage(why, int(due.min()), int(due.max()), len(lost), lost, piece))
         return piece._replace(rows=rows.take(good))
+
+    def _body(self, taken: Taken, at: int, size: int) -> bytes:
+        """As it lies there; zeros where that cannot be read."""
+        try:
+            data = self._files.read(taken.window.block.file, taken.position + at, size)
+        except CorruptFile:
+            data = b""
+        return data.ljust(size, b"\0")
 
 
 class TolerantSegments(FarSegments):
@@ -351,6 +360,8 @@ def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterat
     for name in sorted(segments.damaged_files):
         yield f"kept aside: {_copy(directory, segments.path(name), disk)}"
     yield from segments.lost
+    if segments.damaged_files:
+        opened.scheduler.tiers.evict(0)  # a checkpoint must not need what lies beside damage
     if opened.scheduler.tiers.memtable.rows:
         flush = opened.scheduler.tiers.begin_flush(now_ms)
         flush.run()
@@ -366,8 +377,9 @@ def _copy(directory: str, path: str, disk: Disk) -> str:
     copy_path = os.path.join(folder, os.path.basename(path))
     source, copy = disk.open(path), disk.open(copy_path, create=True)
     try:
-        done = 0
-        while chunk := source.pread(COPY_BYTES, done):
+        done, size = 0, source.size()
+        while done < size:
+            chunk = _readable(source, done, min(COPY_BYTES, size - done))
             done = write_all(copy, [chunk], done)
         copy.fdatasync()
     finally:
@@ -375,3 +387,14 @@ def _copy(directory: str, path: str, disk: Disk) -> str:
         copy.close()
     disk.fsync_dir(folder)
     return copy_path
+
+
+def _readable(file: DiskFile, at: int, size: int) -> bytes:
+    """Bytes of a file; zeros for sectors that cannot be read."""
+    try:
+        return bytes(file.pread(size, at))
+    except OSError:
+        if size <= SECTOR_BYTES:
+            return bytes(size)
+    half = size // 2
+    return _readable(file, at, half) + _readable(file, at + half, size - half)

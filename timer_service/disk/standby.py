@@ -42,6 +42,7 @@ from duemq_server.timer_service.disk.data_directory import (
     LOG_GROUP_BYTES_MAX,
     DataDirectory,
     Made,
+    check_begins,
     check_reaches,
     checkpoint_path,
     load_checkpoint,
@@ -114,6 +115,8 @@ class Standby:
         verified_from = 0
         if found is not None:
             verified_from = log.start_position if found.installed else found.position
+        if not (found and found.installed):
+            check_begins(data_dir, log, found)
         met = [entry for entry in log.recover(verified_from) if entry.kind == epoch.KIND]
         if found is None:
             found = _first_checkpoint(data_dir, disk, log)

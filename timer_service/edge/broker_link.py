@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ CLAIM_RETRY_S = (0.05, 2.0)
 CLAIM_WAIT_S = 0.5
 # A shard that leaves looks so often whether it holds nothing any more.
 EMPTY_LOOK_S = 0.05
+# So long a stop waits for the disk and for the broker; the next start tells the same.
+LAST_WORDS_S = 10.0
 
 
 class BrokerLink:
@@ -129,17 +131,21 @@ class BrokerLink:
         await asyncio.gather(*(fetcher.stop() for fetcher in self.fetchers.values()))
         self.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._links.place.leaves:
-            with suppress(DuemqError):  # it may hold nothing since the last time
-                await self._ask(())
         try:
-            await self._shard.log_loop.durable(self._shard.directory.log.end_position)
-            await self._commit()
-        except DuemqError as error:
-            log.info("offsets of %s not committed: %s", self.broker.name, error)
+            async with asyncio.timeout(LAST_WORDS_S):  # what a full disk has is not durable soon
+                await self._last_words()
+        except (DuemqError, TimeoutError) as error:
+            log.info("offsets of %s not committed: %s", self.broker.name, error or "not in time")
         if self._fires is not None:
             await self._fires.stop()
         await self._channels.close()
+
+    async def _last_words(self) -> None:
+        if self._links.place.leaves:
+            with suppress(DuemqError):  # it may hold nothing since the last time
+                await self._ask(())
+        await self._shard.log_loop.durable(self._shard.directory.log.end_position)
+        await self._commit()
 
     def _broker_now(self) -> stubs.BrokerStub:
         """To be asked for before each call: certificates change."""
@@ -217,7 +223,7 @@ class BrokerLink:
             service=self._links.service,
             queue_ids=queues,
             epoch=self._links.epoch,
-            ends=await self._ends(),
+            ends=[*await self._ends(), *self._taken_over(queues)],
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
         )
         call = self._broker_now().ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
@@ -261,6 +267,17 @@ class BrokerLink:
             broker_pb2.TimerQueueEnd(queue_id=each.id.queue_id, offset=each.next_offset)
             for each in sources
         ]
+
+    def _taken_over(self, queues: Iterable[int]) -> Iterator[broker_pb2.TimerQueueEnd]:
+        """How far queues that it has were, durably: also what a broker has lost since.
+
+        A broker whose data is from an older copy would give those offsets to other messages.
+        """
+        find = self._shard.scheduler.numbers.source
+        for queue_id in queues:
+            source = find(SourceId(self.broker.store_id, queue_id))
+            if source is not None:
+                yield broker_pb2.TimerQueueEnd(queue_id=queue_id, offset=source.durable_offset)
 
     # -- commits ----------------------------------------------------------
 

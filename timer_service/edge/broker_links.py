@@ -302,11 +302,14 @@ class BrokerLinks:
         return sum(len(link.waits) for link in self.by_name.values())
 
     def _waits(self) -> Iterator[str]:
-        """Of queues that another shard has not handed over, or that are not fetched from yet."""
+        """Of queues that another shard has not handed over, or that nothing comes from."""
         for name, link in self.by_name.items():
             yield from filter(None, (each.put_back for each in link.fetchers.values()))
             if link.held_up:
                 yield f"nothing new is fetched from broker {name} yet: {link.held_up}"
+            for queue_id, fetcher in link.fetchers.items():
+                if fetcher.problem:
+                    yield f"queue {queue_id} of broker {name} stands still: {fetcher.problem}"
             for owner in sorted(set(link.waits.values())):
                 queues = [each for each, has in link.waits.items() if has == owner]
                 yield (

@@ -8,7 +8,6 @@ from typing import Any
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.v1 import timer_pb2
-from duemq_server.serving.clock import now_ms
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.bulk_requests import BulkRequests
 from duemq_server.timer_service.edge.cancel_requests import CancelRequests
@@ -89,7 +88,7 @@ class TimerServicer:
 
     async def GetStats(self, _request: timer_pb2.GetStatsRequest, _: Any) -> timer_pb2.TimerStats:
         """The ledger, and how late timers fire."""
-        shard, now = self._shard, now_ms()
+        shard, now = self._shard, self._shard.now_ms()
         scheduler = shard.scheduler
         ledger = scheduler.ledger
         p50, p99 = shard.lateness.percentiles(now, 0.5, 0.99)

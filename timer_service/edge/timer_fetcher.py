@@ -17,7 +17,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from duemq.errors import Corrupt, DuemqError, FencedTimer, OffsetOutOfRange, Unavailable
+from duemq.errors import (
+    Corrupt,
+    DuemqError,
+    FencedTimer,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Unavailable,
+)
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
@@ -58,11 +65,12 @@ class TimerFetcher:
         stub: Callable[[], stubs.BrokerStub],
         source: SourceId,
         begin: int,
-        on_fenced: Callable[[], None],
+        on_refused: Callable[[], None],
     ) -> None:
         """`begin`: what lies before it another shard has taken over.
 
-        `on_fenced` is called when the broker says that the queue is another service's.
+        `on_refused` is called when the broker says that the queue is another service's, or that it
+        ends sooner than what was taken over: a claim tells more.
         """
         self.source = source
         self.begin = begin
@@ -70,11 +78,15 @@ class TimerFetcher:
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
         self._kept_from = 0  # what lies before it the broker keeps no more
         self.lag = 0  # records at the broker that were not fetched at the last look
+        self.problem = ""
+        """Why nothing more comes until somebody mends it."""
         self._linger_ms = 0
+        self._passing = -1
+        """Up to here a frame was passed over."""
         self._shard = shard
         self._broker = broker
         self._stub = stub
-        self._on_fenced = on_fenced
+        self._on_refused = on_refused
         self._task = asyncio.create_task(self._run(), name=f"fetcher {broker}/{source.queue_id}")
 
     async def stop(self) -> None:
@@ -90,13 +102,16 @@ class TimerFetcher:
                 while True:
                     offset = await self._fetch(offset)
                     backoff.reset()
+                    self.problem = ""
             except FencedTimer:
-                self._on_fenced()
+                self._on_refused()
                 await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
-                if isinstance(error, Corrupt | OffsetOutOfRange):
-                    level = logging.ERROR
+                if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
+                    level, self.problem = logging.ERROR, str(error)
+                if isinstance(error, OffsetOutOfRange):
+                    self._on_refused()
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
@@ -161,7 +176,12 @@ class TimerFetcher:
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_s = time.monotonic()
         call = self._stub().FetchFrames(request, timeout=timeout_s)
-        answer = await status.answer(call, self._broker)
+        try:
+            answer = await status.answer(call, self._broker)
+        except InvalidArgument as error:
+            if error.field != "offset":
+                raise
+            return self._passed_over(offset, error)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
         if not answer.frames:
@@ -187,6 +207,17 @@ class TimerFetcher:
             end_s = asked_s + (0 if soon else asked_to_linger_ms / 1000)
             await asyncio.sleep(max(PAUSE_S, end_s - time.monotonic()))
         return answer.next_offset
+
+    def _passed_over(self, offset: int, error: InvalidArgument) -> int:
+        """It lies inside a frame: the broker, whose data is from an older copy, gave it again.
+
+        The rest of that frame cannot be told from what was taken over; the queue goes on behind it.
+        """
+        level = logging.DEBUG if offset == self._passing else logging.ERROR
+        text = "%s, %s/%d: %s; that frame is passed over: the broker's data is from an older copy"
+        log.log(level, text, self._broker, TIMER_TOPIC, self.source.queue_id, error)
+        self._passing = self.begin = offset + 1
+        return offset + 1
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
         frames = [fetched.frame for fetched in intake.frames_in(data)]

@@ -46,11 +46,15 @@ class Files:
         return read_index(self._disk, self.path(each.file), each)
 
     def read(self, name: str, position: int, length: int) -> bytes:
-        """What a file has there, or less."""
-        file = self._open.get(name)
-        if file is None:
-            file = self._open[name] = self._disk.open(self.path(name))
-        return bytes(file.pread(length, position))
+        """What a file has there, or less.  Raises CorruptFile, DiskFull."""
+        try:
+            file = self._open.get(name)
+            if file is None:
+                file = self._open[name] = self._disk.open(self.path(name))
+            return bytes(file.pread(length, position))
+        except OSError as error:  # a bad sector, say
+            problem = error.strerror or str(error)
+            raise CorruptFile(self.path(name), position, problem, REMEDY) from error
 
 
 class Joined(NamedTuple):

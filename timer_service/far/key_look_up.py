@@ -21,7 +21,7 @@ import numpy as np
 
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
-from duemq_server.storage.errors import CorruptFile, DiskFull
+from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.catalog import Block, Catalog
 from duemq_server.timer_service.far.key_filter import KeyFilter
@@ -111,7 +111,7 @@ class KeyLookUp:
             asks.append(ask)
 
     def run(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Does the work.  What cannot be read is among the results.
+        """Does the work.  What cannot be read is among the results.  Raises DiskFull.
 
         `pause` is called every now and then: to let another thread have the interpreter.
         """
@@ -221,11 +221,11 @@ class _Reader:
             if self._file is None:
                 self._file = self._disk.open(self._path)
             return memoryview(self._file.pread(length, position))
-        except (OSError, DiskFull) as error:
+        except OSError as error:
             raise CorruptFile(self._path, position, str(error), block.REMEDY) from error
 
     def index(self, each: Block) -> block.Index:
-        """Raises CorruptFile."""
+        """Raises CorruptFile, DiskFull."""
         data = self._read(each.index_length, each.position)
         try:
             return block.decode_index(record.decode(data, 0, each.position).body)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
-from duemq_server.storage.errors import CorruptFile, DiskFull
+from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.candidates import Asked, candidates
 from duemq_server.timer_service.far.catalog import ANY, Block, Catalog, Ranges, Table, ranges_of
@@ -110,7 +110,7 @@ class LookUp:
             query.until = catalog.added
 
     def run(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Does the work.  What cannot be read is among the results.
+        """Does the work.  What cannot be read is among the results.  Raises DiskFull.
 
         `pause` is called every now and then: to let another thread have the interpreter.
         """
@@ -323,14 +323,14 @@ class _Reader:
             self._file.close()
 
     def index(self, each: Block) -> tuple[memoryview, block.RowsAt]:
-        """The verified body of a block's index.  Raises CorruptFile."""
+        """The verified body of a block's index.  Raises CorruptFile, DiskFull."""
         try:
             if self._file is None:
                 self._file = self._disk.open(self._path)
             data = self._file.pread(each.index_length, each.position)
             body = record.decode(data, 0, each.position).body
             return body, block.rows_at(body)
-        except (ValueError, OSError, DiskFull) as error:
+        except (ValueError, OSError) as error:
             raise CorruptFile(
                 self._path, each.position, f"block index: {error}", block.REMEDY
             ) from error

@@ -43,19 +43,22 @@ def bodies_at(each: Block) -> int:
 
 
 def read_bytes(disk: Disk, path: str, position: int, length: int) -> bytes:
-    """Bytes of a file that must be there.  Raises CorruptFile."""
-    file = disk.open(path)
+    """Bytes of a file that must be there.  Raises CorruptFile, DiskFull."""
     try:
-        data = bytes(file.pread(length, position))
-    finally:
-        file.close()
+        file = disk.open(path)
+        try:
+            data = bytes(file.pread(length, position))
+        finally:
+            file.close()
+    except OSError as error:  # a bad sector, say
+        raise CorruptFile(path, position, error.strerror or str(error), block.REMEDY) from error
     if len(data) < length:
         raise CorruptFile(path, position + len(data), "ends too early", block.REMEDY)
     return data
 
 
 def read_index(disk: Disk, path: str, each: Block) -> block.Index:
-    """The verified index of a block.  Raises CorruptFile."""
+    """The verified index of a block.  Raises CorruptFile, DiskFull."""
     data = read_bytes(disk, path, each.position, each.index_length)
     try:
         entry = record.decode(memoryview(data), 0, each.position)

@@ -100,9 +100,12 @@ class Lateness:
 
     def _turn(self, now_ms: int) -> None:
         second = now_ms // 1000
-        if second <= self._second:
+        back = second < self._second - WINDOW_S  # the clock was set
+        if second <= self._second and not back:
             return
         self._count()
+        if back:
+            self._second = second - WINDOW_S
         for passed in range(max(self._second + 1, second - WINDOW_S + 1), second + 1):
             self._ring[passed % WINDOW_S] = 0
             self._max[passed % WINDOW_S] = 0

@@ -23,8 +23,9 @@ A change, also a schedule of a checkpoint, is
  .    n    name; plan, a JSON object; record: together zero-padded to a multiple of 8
 
 The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.  Of
-one that moved on there is a JSON list in its place, of the occurrences that are left out, if any:
-releases before do not look at it.  So a schedule of a checkpoint that has some is made and moved.
+one that moved on there is a JSON list in its place, of the occurrences that are left out, if any; one
+below 0 is none: it says until when all that was missed comes.  Releases before do not look at it.
+So a schedule of a checkpoint that has some is made and moved.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def encode_changes(changes: Iterable[ScheduleChange]) -> bytes:
 
 
 def _encode_change(change: ScheduleChange) -> bytes:
-    plan, left_out = change.plan, change.state.left_out
+    plan = change.plan
     name, record = change.name.encode(), b"" if plan is None else plan.record
-    text = _text_of(plan) if plan is not None else _list_of(left_out)
+    text = _text_of(plan) if plan is not None else _list_of(change.state)
     header = _CHANGE.pack(
         change.what,
         change.state.paused,
@@ -109,7 +110,7 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
             ScheduleChange(
                 str(view[name_at:plan_at], "utf-8"),
                 what,
-                State(bool(paused), cursor_ms, stored, left_ms, left_out),
+                _state(bool(paused), cursor_ms, stored, left_ms, left_out),
                 pending,
                 _plan_of(text, body) if what == MADE else None,
             )
@@ -119,13 +120,25 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
     return changes
 
 
+def _state(
+    paused: bool, cursor_ms: int, stored: int, left_ms: int, left_out: tuple[int, ...]
+) -> State:
+    until_ms = -min(left_out, default=0)
+    if until_ms > 0:
+        left_out = tuple(each for each in left_out if each >= 0)
+    return State(paused, cursor_ms, stored, left_ms, left_out, max(until_ms, 0))
+
+
 def _text_of(plan: Plan) -> bytes:
     fields = dataclasses.asdict(plan)
     del fields["record"]
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _list_of(left_out: Sequence[int]) -> bytes:
+def _list_of(state: State) -> bytes:
+    left_out = state.left_out
+    if state.all_until_ms:
+        left_out = (-state.all_until_ms, *left_out)
     return json.dumps(left_out, separators=(",", ":")).encode() if left_out else b""
 
 

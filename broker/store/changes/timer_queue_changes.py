@@ -4,14 +4,21 @@ Owned and run by: the event loop.  Each is entries of the log, done when they ar
 tells the outcome waits until the log is durable up to what is `settled`.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from duemq.protocol import checks, names
 from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import journal
 from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.replicas.replica_log import ReplicaLog
+
+log = logging.getLogger(__name__)
 
 _NO_ENDS: Mapping[int, int] = {}
+# A timer service tells so many messages of a queue apart.
+END_MAX = 1 << 48
 
 
 def claim(
@@ -25,16 +32,17 @@ def claim(
 ) -> tuple[Decision, int]:
     """What became of the claim; settled.
 
-    `ends`: how far the service has taken over queues that it hands over; `formers`: ids that it
-    had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
+    `ends`: how far the service has taken over queues, also those that it hands over; `formers`: ids
+    that it had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
     QueueNotFound, ReadOnly, Overloaded, Unavailable.
     """
     for queue_id in queues:
         store.topics.queue(names.TIMER_TOPIC, queue_id)
     for queue_id, offset in ends.items():
         store.topics.queue(names.TIMER_TOPIC, queue_id)
-        checks.at_least("ends.offset", offset, 0)
+        checks.between("ends.offset", offset, 0, END_MAX)
     decision = store.timer_owners.check_claim(service, queues, now_ms, epoch)
+    _leave_out(store, decision.granted, ends)
     # That another replica leads stops no claim for want of space.
     leads_anew = decision.leads_anew and store.writable
     if not (decision.changes or decision.leaves or leads_anew):
@@ -49,6 +57,32 @@ def claim(
     _, settled = store.append(journal.TIMER_CLAIMED, [journal.timer_claimed(*claimed)])
     store.tables.claim_timers(*claimed)
     return decision, settled
+
+
+def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> None:
+    """What the owner has taken over of its queues, and this broker has not: from an older copy.
+
+    Those offsets are never given to anything new, which the owner would take for the old.  While a
+    frame is on its way to the disk, or that is full, the next claim does it.  A log with replicas
+    is not from a copy that they have not, and what is left out they would not hear of.
+    """
+    if isinstance(store.log, ReplicaLog):
+        return
+    for queue_id in queues:
+        queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends.get(queue_id, 0)
+        last = queue.next_offset
+        if not end > last == queue.max_offset:
+            continue
+        try:
+            queue.skip_to(end)
+        except DiskFull as error:
+            log.warning("%s/%d goes on at %d later: %s", names.TIMER_TOPIC, queue_id, end, error)
+            continue
+        log.error(
+            "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
+            " from an older copy; the queue goes on there",
+            *(names.TIMER_TOPIC, queue_id, last, end),
+        )
 
 
 def _hand_over(

@@ -58,14 +58,14 @@ class TimerHolds(AskingShards):
     ) -> HeldTimers:
         """Ends the hold of just this topic, or just this prefix; what fell due meanwhile is sent.
 
-        Or some of it: `policy` newest (of those with the same `key` the one that was due last, and
-        all without one) or drop_older_than (none that was due longer than `older_than` ago); the
-        others are dropped: a cancel answers CANCELLED.  All is held until they are; if that takes
-        longer, the answer is not `done`, it goes on by itself, and the same call tells how far.  If
-        another hold covers it, too, it waits for the end of that.  `dry_run`: only says how many it
-        is about.  May be repeated.  Raises InvalidArgument; PartialAnswer, if a timer shard is
-        away, or cannot drop all (its files are damaged, say) and holds all: the others' go, ask
-        again once it is there.
+        Or some of it: `policy` newest (of those with the same `key` the one that was due last, of
+        each timer shard, and all without one) or drop_older_than (none that was due longer than
+        `older_than` ago); the others are dropped: a cancel answers CANCELLED.  All is held until
+        they are; if that takes longer, the answer is not `done`, it goes on by itself, and the same
+        call tells how far.  If another hold covers it, too, it waits for the end of that; a hold of
+        longer keys drops by itself.  `dry_run`: only says how many it is about.  May be repeated.
+        Raises InvalidArgument; PartialAnswer, if a timer shard is away, or cannot drop all (its
+        files are damaged, say) and holds all: the others' go, ask again once it is there.
         """
         check_named(topic, key_prefix)
         older_ms = older_ms_of(policy, older_than)

@@ -223,6 +223,11 @@ class MemoryBroker(MemoryLogs):
         topic, prefix = hold
         return timer.topic == topic and timer.record.timer_key.startswith(prefix)
 
+    def _within(self, hold: tuple[str, str], timer: _Timer) -> bool:
+        """Whether a hold of longer keys covers it, too."""
+        longer = (each for each in self.kept_back if each[1].startswith(hold[1]))
+        return any(self._covers(each, timer) for each in longer)
+
     def under(self, hold: tuple[str, str]) -> int:
         """How many pending ones a hold is about."""
         places = enumerate(self._timers)
@@ -236,7 +241,9 @@ class MemoryBroker(MemoryLogs):
         backlog = sorted(
             (self._timers[place].due_ms, place)
             for place in kept
-            if place not in self._outcomes and self._covers(hold, self._timers[place])
+            if place not in self._outcomes
+            and self._covers(hold, self._timers[place])
+            and not self._within(hold, self._timers[place])
         )
         newest = {self._timers[place].record.key: place for _, place in backlog}
         for due_ms, place in backlog:

@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import bulk_loop
+from duemq_server.timer_service.far import bodies
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.timers.limits import Limits
 from tests.manual_loop import AtOnce, ManualLoop
@@ -131,5 +133,67 @@ def test_with_space_jobs_take_their_turns(
         asked = [(ID, SHIFT), (OTHER_ID, ALL)]
         jobs = await asyncio.gather(*(quiet.shard.bulk.change(*each, 600.0) for each in asked))
         assert [job and job.count for job in jobs] == [1, 1]
+
+    run(loop, main)
+
+
+async def write_out(quiet: Quiet) -> None:
+    """What waits for its hour lies in blocks."""
+    tiers = quiet.shard.scheduler.tiers
+    flush = tiers.begin_flush(quiet.loop.wall_ms)
+    flush.run()
+    tiers.end_flush(flush)
+
+
+def test_a_bad_sector_is_told_and_ends_no_process(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job would be at it again with each start."""
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        await write_out(quiet)
+        await quiet.take(60 * MINUTE_MS)
+        segments = quiet.shard.scheduler.segments
+        [block] = segments.blocks()
+        quiet.world.disk.wear_out(segments.path(block.file), block.position)
+        done = await quiet.shard.bulk.change(ID, ALL, 600.0)
+        assert done is not None
+        assert (done.count, done.over_ms > 0) == (1, True)
+        assert "Input/output error" in done.problem
+        assert not quiet.shard.log_loop.failed.done()
+
+    run(loop, main)
+
+
+@pytest.mark.parametrize("which", [ALL, ALL._replace(by_ms=MINUTE_MS)])
+def test_too_many_open_files_are_waited_for(
+    loop: ManualLoop, which: Which, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        await write_out(quiet)
+        tries = 0
+
+        def none_left(*_: object) -> None:
+            nonlocal tries
+            tries += 1
+            raise DiskFull("open: too many open files")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(bodies.Files, "index_of", none_left)
+            asked = asyncio.create_task(quiet.shard.bulk.change(ID, which, 600.0))
+            counted = asyncio.create_task(quiet.shard.bulk.count(which))
+            await loop.silence(2)
+            assert tries > 2
+            assert not asked.done()
+            assert not counted.done()
+        done = await asked
+        assert done is not None
+        assert (done.count, done.problem) == (1, "")
+        assert await counted in {0, 1}  # before the job was through, or behind it
 
     run(loop, main)

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from duemq.errors import Unavailable
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import cancels
 from duemq_server.timer_service.cancels import Cancels
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED
@@ -60,6 +62,19 @@ def test_a_list_is_looked_up_at_once(world: World, monkeypatch: pytest.MonkeyPat
 
     assert asyncio.run(decide(world)) == [CANCELLED] * TIMERS
     assert looked_up == [TIMERS]
+
+
+def test_too_many_open_files_are_no_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks again is answered; nobody is told to set anything aside."""
+
+    def none_left(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.disk, "open", none_left)
+        with pytest.raises(Unavailable, match="too many open files"):
+            asyncio.run(decide(world))
+    assert asyncio.run(decide(world)) == [CANCELLED] * TIMERS
 
 
 def test_a_long_list_is_looked_up_while_more_of_it_is_decided_on(

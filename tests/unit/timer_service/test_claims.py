@@ -1,11 +1,18 @@
 """When a shard claims again, against a loop whose time is a number."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.errors import (
+    DuemqError,
+    FencedTimer,
+    InvalidArgument,
+    OffsetOutOfRange,
+    Unavailable,
+)
 from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
@@ -18,9 +25,12 @@ from duemq_server.timer_service.edge.broker_link import (
     BrokerLink,
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.timer_fetcher import RETRY_S_MAX, RETRY_S_MIN, TimerFetcher
+from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.scheduling.holding.holds import Holds
+from duemq_server.timer_service.scheduling.scheduler import Ingested
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.manual_loop import ManualLoop
 
@@ -129,6 +139,133 @@ def test_an_answer_about_a_queue_that_was_not_committed_ends_no_commits() -> Non
             link.end()
 
         loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_stop_waits_for_no_space_on_a_full_disk(leaves: bool) -> None:
+    with ManualLoop(0) as loop:
+
+        async def never(_: int) -> None:
+            await asyncio.Event().wait()
+
+        async def main() -> None:
+            links = Leaving()
+            links.place = SimpleNamespace(leaves=leaves, has=lambda queue_id: False)
+            links.service = None  # type: ignore[attr-defined]
+            link = Link(links)
+            source = Source(SourceId(0, 0), "b", 1, 0)
+            link._shard = SimpleNamespace(  # type: ignore[assignment]
+                log_loop=SimpleNamespace(durable=never),
+                directory=SimpleNamespace(log=SimpleNamespace(end_position=1)),
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(sources=[source])),
+            )
+            stopping = asyncio.create_task(link.stop())
+            await loop.silence(MINUTE_S)
+            assert stopping.done()
+            await stopping
+
+        loop.run_until_complete(main())
+
+
+def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
+    """Its data may be from an older copy: it would give those offsets to other messages."""
+    asked: list[broker_pb2.ClaimTimerQueuesRequest] = []
+
+    async def answer(request: broker_pb2.ClaimTimerQueuesRequest) -> Any:
+        asked.append(request)
+        return broker_pb2.ClaimTimerQueuesResponse()
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            links = Leaving()
+            links.place = SimpleNamespace(leaves=False, has=lambda queue_id: queue_id < 2)
+            links.service = broker_pb2.TimerService()  # type: ignore[attr-defined]
+            link = Link(links)
+            numbers = Numbering()
+            for queue_id, end in ((0, 5), (2, 7)):
+                number = numbers.number_source(SourceId(0, queue_id), "b", 0)
+                source = numbers.sources[number]
+                source.next_offset = source.durable_offset = end
+            numbers.sources[0].next_offset = 6
+            stub: Any = SimpleNamespace(ClaimTimerQueues=lambda request, timeout: answer(request))
+            link._broker_now = lambda: stub
+            link._shard = SimpleNamespace(  # type: ignore[assignment]
+                scheduler=SimpleNamespace(numbers=numbers, keyed=SimpleNamespace(formers=()))
+            )
+            await link._ask([0, 1])
+            link.end()
+
+        loop.run_until_complete(main())
+    [request] = asked
+    assert {each.queue_id: each.offset for each in request.ends} == {0: 5, 2: 7}
+
+
+def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() -> None:
+    async def nothing_new() -> Any:
+        return broker_pb2.FetchFramesResponse(store_id=7)
+
+    async def out_of_range(_: object) -> Any:
+        raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            claimed = asyncio.Event()
+            source = Source(SourceId(7, 0), "b", 7, 0)
+            shard: Any = SimpleNamespace(
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
+                directory=SimpleNamespace(producer_id=1),
+            )
+            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: out_of_range(request))
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            links: Any = SimpleNamespace(
+                by_name={"b": SimpleNamespace(fetchers={0: fetcher}, held_up="", waits={})}
+            )
+            assert not [*BrokerLinks._waits(links)]
+            await loop.silence(RETRY_S_MIN)
+            assert claimed.is_set()
+            [problem] = BrokerLinks._waits(links)
+            assert problem == "queue 0 of broker b stands still: offset: 7 is not kept: 0 to 3 are"
+            stub.FetchFrames = lambda request, timeout: nothing_new()
+            await loop.silence(2 * RETRY_S_MAX)
+            assert not fetcher.problem
+            await fetcher.stop()
+
+        loop.run_until_complete(main())
+
+
+def test_a_frame_whose_first_messages_have_offsets_of_others_is_passed_over() -> None:
+    """A broker from an older copy gave them again, before it heard of that: no queue may stand."""
+    taken: list[tuple[object, ...]] = []
+
+    async def answer(request: broker_pb2.FetchFramesRequest) -> Any:
+        if request.offset < 10:
+            raise InvalidArgument(f"offset: {request.offset} is inside the frame", field="offset")
+        if taken:
+            await asyncio.Event().wait()
+        return broker_pb2.FetchFramesResponse(store_id=7, frames=b"x", next_offset=11)
+
+    async def ingest(*arguments: object) -> Ingested:
+        taken.append(arguments)
+        return Ingested(1)
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            source = Source(SourceId(7, 0), "b", 7, 0)
+            shard: Any = SimpleNamespace(
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
+                directory=SimpleNamespace(producer_id=1),
+                ingest=ingest,
+            )
+            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: answer(request))
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
+            await loop.silence(1)
+            await fetcher.stop()
+
+        loop.run_until_complete(main())
+    assert taken == [(SourceId(7, 0), "b", b"x", 10, 10)]
 
 
 class Offsets:

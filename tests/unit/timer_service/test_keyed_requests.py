@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from duemq.errors import Corrupt, Overloaded
+from duemq.errors import Corrupt, Overloaded, Unavailable
 from duemq.v1 import message_pb2
-from duemq_server.storage.errors import LogFull
+from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service import keyed_requests
 from duemq_server.timer_service.keyed_requests import KeyedRequests
 from duemq_server.timer_service.scheduling.keyed.changes import CancellingKeys, Scheduling
@@ -58,6 +58,20 @@ def run(
 def outcomes(change: object) -> list[str]:
     assert isinstance(change, Scheduling)
     return [outcome for outcome, _ in change.results]
+
+
+def test_too_many_open_files_are_no_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(path: str) -> None:
+        raise DiskFull(f"open {path}: too many open files")
+
+    async def work(asked: KeyedRequests) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(world.disk, "open", none_left)
+            with pytest.raises(Unavailable, match="too many open files"):
+                await asked.decide(schedule(world, 1, "k"))
+        assert outcomes(await asked.decide(schedule(world, 1, "k"))) == [REPLACED]
+
+    run(world, work)
 
 
 def test_requests_for_a_key_are_decided_in_their_order(world: World) -> None:

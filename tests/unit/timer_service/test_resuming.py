@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duemq.errors import Corrupt
+from duemq.errors import Corrupt, Unavailable
 from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.timers.hold_entry import NEWEST
@@ -76,4 +76,39 @@ async def test_what_cannot_be_read_of_one_topic_holds_up_no_other() -> None:
             await resuming.wait(bad, 600.0)
         assert await resuming.wait(good, 600.0)
         assert [each.topic for each in holds] == ["bad"]
+    await resuming.stop()
+
+
+class NoFileLeft:
+    """An inspector that may open no file at first."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def page(self, *_: object, wants_all: bool) -> Any:
+        self.tries += 1
+        if self.tries < 3:
+            raise Unavailable("open: too many open files")
+        return [], None
+
+
+async def test_too_many_open_files_are_waited_for() -> None:
+    scheduler, inspector = World().scheduler, NoFileLeft()
+    changes.hold(scheduler, 0, "any", "")
+    changes.resume_some(scheduler, 0, "any", "", NEWEST, 0)
+    hold = scheduler.holds.get("any", "")
+    assert hold is not None
+
+    async def durable(_: int) -> None: ...
+
+    async def room() -> None: ...
+
+    failed: list[BaseException] = []
+    to: Any = inspector
+    log_loop: Any = SimpleNamespace(durable=durable, fail=failed.append)
+    resuming = Resuming(scheduler, to, log_loop, lambda: 0, room)
+    resuming.start()
+    assert await resuming.wait(hold, 600.0)
+    assert not failed
+    assert len(scheduler.holds) == 0
     await resuming.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import errno
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -350,6 +352,40 @@ def test_a_disk_that_is_nearly_full_takes_nothing_over_and_fires_what_is_there(
         quiet.world.free_disk()
         await loop.silence(1)
         assert list(quiet.delivered_ms) == [0, 1]
+
+    run(loop, main)
+
+
+def test_a_disk_that_does_not_tell_its_free_space_holds_up_nothing(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error would end who fetches, and nobody would see it."""
+
+    def nobody_knows(*_: object) -> int:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def main(quiet: Quiet) -> None:
+        disk = copy.copy(quiet.world.disk)  # others ask the one before
+        monkeypatch.setattr(disk, "free_bytes", nobody_knows)
+        monkeypatch.setattr(quiet.world.directory.housekeeper, "_disk", disk)
+        await quiet.take(0)
+        await loop.silence(1)
+        assert list(quiet.delivered_ms) == [0]
+
+    run(loop, main)
+
+
+def test_frames_that_cannot_be_taken_over_end_the_shard_and_not_who_fetches_them(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_way(*_: object) -> None:
+        raise OverflowError("Python integer out of bounds")
+
+    async def main(quiet: Quiet) -> None:
+        monkeypatch.setattr(quiet.shard.scheduler, "apply_add", no_way)
+        with pytest.raises(Internal, match="not taken over: Python integer"):
+            await quiet.take(0)
+        assert isinstance(quiet.shard.log_loop.failed.exception(), Internal)
 
     run(loop, main)
 

@@ -139,18 +139,18 @@ class Reading:
         return {each.block.file for each in self.unread}
 
     def run(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Does the work, until enough is read.
+        """Does the work, until enough is read.  Raises DiskFull: what it was at is `unread` yet.
 
         `pause` is called every now and then: to let another thread have the interpreter.
         """
         self._pause = pause
         with Files(self._disk, self._directory) as files:
             while self.unread and self._size < BYTES_AT_ONCE:
-                each, cursor = self.unread.pop(0)
                 try:
-                    self._read(each, cursor, files)
+                    self._read(*self.unread[0], files)
                 except CorruptFile as error:
                     self.problems.append(str(error))
+                self.unread.pop(0)
                 pause()
 
     def _read(self, each: Block, cursor: int, files: Files) -> None:

@@ -46,9 +46,11 @@ class Found(NamedTuple):
 class Sifting:
     """Finds those of a backlog that do not go, a page at a time."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: Hold, others: tuple[str, ...] = ()) -> None:
         self.hold = hold
         self.over = False
+        self.others = others
+        """Prefixes of longer keys that are held, too (Holds.within): theirs stay."""
         self._newest: dict[str, Cancelled] = {}
         self._pass, self._passes = 0, 1
 
@@ -61,8 +63,10 @@ class Sifting:
 
     def make(self, entry: bytes | memoryview) -> str | None:
         """The key of a record that may have to go; None: it has not."""
-        if self.hold.prefix and not key_in(entry).startswith(self.hold.prefix):
-            return None
+        if self.hold.prefix or self.others:
+            key = key_in(entry)
+            if not key.startswith(self.hold.prefix) or key.startswith(self.others):
+                return None
         return (message_key_in(entry) or None) if self.hold.policy == NEWEST else ""
 
     def take(self, page: Sequence[Found], *, last: bool) -> list[Cancelled]:

@@ -71,6 +71,11 @@ class Holds:
         holds = self.by_key[topic].values()
         return next(each for each in holds if key.startswith(each.prefix))
 
+    def within(self, hold: Hold) -> tuple[str, ...]:
+        """Prefixes of holds that are about some of its keys only."""
+        longer = (each for each in self.by_key.get(hold.topic, ()) if each != hold.prefix)
+        return tuple(each for each in longer if each.startswith(hold.prefix))
+
     def covers(self, topic: str, key: str) -> bool:
         """Whether such a timer is kept back once it is due."""
         return topic in self.topics or self.of_key(topic, key) is not None

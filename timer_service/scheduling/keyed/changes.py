@@ -205,11 +205,13 @@ class CancellingKeys(Change):
 
     def _decide(self, now_ms: int) -> None:
         ended, search = self._scheduler.keyed.ended, self._search
-        cancelled: list[Waiting] = []
+        cancelled: dict[Handle, Waiting] = {}  # once, though a key may be named twice
+        hashes: list[int] = []
         results: list[Result] = []
         for found, hashed in zip(search.waiting, search.hashes.tolist(), strict=True):
-            if found is not None:
-                cancelled.append(found)
+            if found is not None and found.handle not in cancelled:
+                cancelled[found.handle] = found
+                hashes.append(hashed)
             outcome = ended.outcome(hashed) or UNKNOWN if found is None else CANCELLED
             results.append(Result(outcome))
         self.errors.update(search.errors)
@@ -217,12 +219,11 @@ class CancellingKeys(Change):
             self.end = self._scheduler.log.end_position
             self.results = results
             return
-        hashes = [h for h, f in zip(search.hashes.tolist(), search.waiting, strict=True) if f]
         self._commit(
             now_ms,
             results,
             {},
-            cancelled=cancelled,
+            cancelled=list(cancelled.values()),
             cancelled_hashes=np.array(hashes, dtype=np.uint64),
         )
 

@@ -117,7 +117,16 @@ def _take_away(
     rows: Ids | None,
     now_ms: int,
 ) -> None:
-    """The first `cancelled` of them were, the others were replaced."""
+    """The first `cancelled` of them were, the others were replaced.
+
+    A log of a release before may name one twice, that was cancelled.
+    """
+    first = {each: at for at, each in reversed(list(enumerate(gone)))}
+    if len(first) < len(gone):
+        once = sorted(first.values())
+        gone, marks = [gone[at] for at in once], [marks[at] for at in once]
+        cancelled = sum(at < cancelled for at in once)
+        rows = None if rows is None else rows[once]
     tombstones = scheduler.tombstones
     numbered: dict[SourceId, int] = {}
     sources = np.array(

@@ -86,12 +86,13 @@ def resume(
 ) -> Exit:
     """End a hold: what fell due meanwhile is delivered, the rest when it is due.
 
-    Or only some of what fell due: of those with the same key the newest (and all without one), or
-    with drop-older-than those that were due no longer than TIME ago; the others are dropped.  It
-    ends the hold of just this topic, or just this prefix.  The exit code is 5 if a timer shard is
-    away: repeat it once the shard is there.  With --json: count (pending under it; null: more than
-    can be counted in time), was_held, dropped, done (false: still dropping, all is held until then,
-    it goes on by itself, repeat it to see; or a timer shard is away).
+    Or only some of what fell due: of those with the same key the newest, of each timer shard (and
+    all without one), or with drop-older-than those that were due no longer than TIME ago; the
+    others are dropped.  It ends the hold of just this topic, or just this prefix.  The exit code is
+    5 if a timer shard is away: repeat it once the shard is there.  With --json: count (pending
+    under it; null: more than can be counted in time), was_held, dropped, done (false: still
+    dropping, all is held until then, it goes on by itself, repeat it to see; or a timer shard is
+    away).
 
     \b
     Examples:

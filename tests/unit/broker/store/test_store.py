@@ -535,6 +535,38 @@ def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() 
 
 
 @pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_offsets_that_a_timer_service_has_taken_over_are_not_given_again(
+    first: int, saved: bool
+) -> None:
+    """The data is from an older copy: the service would take the new messages for the old."""
+    disk = FaultyDisk()
+    store = opened(disk, StoreSettings(timer_queues=1))
+    store.create_topic("orders", 2)
+    for _ in range(first):
+        store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0})
+    settle(store)
+    on_its_way = store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    assert on_its_way.stored.base_offset == first
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    settle(store)  # the next claim does it
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 5})
+    if saved:
+        save(store, disk)
+    assert store.send(batch([b"c"], queue_id=1, **TIMED), NOW_MS).stored.base_offset == 7
+    settle(store)
+    for start in (disk, disk.after_kill()):
+        if start is not disk:
+            store = opened(start, StoreSettings(timer_queues=1))
+        queue = store.queue(TIMER_TOPIC, 0)
+        assert (queue.max_offset, queue.next_offset, queue.records_from(0)) == (8, 8, first + 2)
+        found = reader.read_frames(store.log, queue, 7, 1 << 20)
+        assert (len(found.slices), found.next_offset) == (1, 8)
+
+
+@pytest.mark.parametrize("saved", [False, True])
 def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=2))

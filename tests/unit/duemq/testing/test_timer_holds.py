@@ -83,6 +83,18 @@ def test_some_are_dropped(cluster, producer):
     assert (count.accepted, count.fired, count.cancelled, count.dropped) == (6, 4, 0, 2)
 
 
+def test_what_a_hold_of_longer_keys_keeps_back_is_not_dropped(cluster, producer):
+    cluster.hold_timers(TOPIC)
+    cluster.hold_timers(TOPIC, key_prefix="a/")
+    for key in ("a/1", "b"):
+        producer.send(TOPIC, key.encode(), timer_key=key, delay="1s")
+    cluster.advance("1m")
+    answer = cluster.resume_timers(TOPIC, policy="drop_older_than", older_than="1s")
+    assert (answer.dropped, bodies(cluster)) == (1, [])
+    cluster.resume_timers(TOPIC, key_prefix="a/")
+    assert bodies(cluster) == [b"a/1"]
+
+
 def test_what_is_wrong_is_said(cluster):
     with pytest.raises(InvalidArgument, match="older_than"):
         cluster.resume_timers(TOPIC, policy="drop_older_than")

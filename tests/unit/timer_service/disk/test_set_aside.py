@@ -9,6 +9,7 @@ import pytest
 import duemq_server.storage.tools.set_aside
 from duemq.errors import Corrupt
 from duemq_recurring.occurrences import CatchUp
+from duemq_server.replication import disk_id
 from duemq_server.storage.errors import CorruptFile, CorruptLog
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.__main__ import main
@@ -21,11 +22,11 @@ HOUR_MS = 3_600_000
 TIMERS = 60
 
 
-def far_world() -> World:
+def far_world(apart_ms: int = 60_000) -> World:
     """Timers three hours away, in blocks, and a checkpoint."""
     world = World()
     for part in range(3):
-        dues = [START_MS + 3 * HOUR_MS + 60_000 * (20 * part + n) for n in range(20)]
+        dues = [START_MS + 3 * HOUR_MS + apart_ms * (20 * part + n) for n in range(20)]
         world.broker.accept(dues, 300, "any")
     world.ingest(9)
     world.sync()
@@ -81,6 +82,27 @@ def test_one_damaged_body_costs_one_timer() -> None:
     assert world.scheduler.ledger.lost == 1
     world.kill()
     assert world.scheduler.ledger.lost == 1
+    assert world.scheduler.ledger.pending == 0
+
+
+@pytest.mark.parametrize("apart_ms", [500, 60_000])
+def test_a_bad_sector_costs_what_lies_in_it(apart_ms: int) -> None:
+    """Also where what lies beside it is due soon, and comes into memory."""
+    world = far_world(apart_ms)
+    block = max(world.scheduler.segments.blocks(), key=lambda each: each.next_due_ms)
+    path = world.scheduler.segments.path(block.file)
+    world.disk.wear_out(path, block.position + block.index_length + 1_000)
+    with pytest.raises(CorruptFile, match=r"Input/output error.*set-aside"):
+        run_for(world, 5 * HOUR_MS)
+    given_up(world)
+    lost = world.scheduler.ledger.lost
+    assert 0 < lost <= 3
+    kept = world.disk.content(f"{DATA}/{FOLDER}/{path.rpartition('/')[2]}")
+    assert kept[: block.position] == world.disk.content(path)[: block.position]
+
+    world.kill()
+    run_for(world, 5 * HOUR_MS)
+    assert len(world.broker.delivered) == TIMERS - lost
     assert world.scheduler.ledger.pending == 0
 
 
@@ -238,6 +260,18 @@ def test_wrong_use(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["set-aside", str(tmp_path / "none")]) == 2
     assert "none is not a directory" in capsys.readouterr().err
     assert main(["set-aside", str(tmp_path)]) == 0
+    assert "0 timers lost" in capsys.readouterr().out
+
+
+def test_a_replica_gives_up_nothing_that_others_have(
+    tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be lost once that one leads, and the others have another state than it."""
+    (tmp_path / disk_id.FILE_NAME).write_bytes(b"")
+    assert main(["set-aside", str(tmp_path)]) == 2
+    assert "is a replica's: empty it" in capsys.readouterr().err
+    assert not (tmp_path / "checkpoint").exists()
+    assert main(["set-aside", "--last-copy", str(tmp_path)]) == 0
     assert "0 timers lost" in capsys.readouterr().out
 
 

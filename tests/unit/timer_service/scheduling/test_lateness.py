@@ -35,6 +35,17 @@ def test_percentiles_and_maximum_are_of_the_last_minute() -> None:
     assert lateness.count == 201
 
 
+@pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
+def test_the_last_minute_is_a_minute_though_the_clock_is_set(by_ms: int) -> None:
+    """Back: or all that came since would be of one second, until the clock is there again."""
+    lateness = Lateness()
+    record(lateness, [50_000])
+    record(lateness, [300], NOW + by_ms)
+    assert lateness.max_ms(NOW + by_ms) == 300
+    record(lateness, [1], NOW + by_ms + 120_000)
+    assert lateness.max_ms(NOW + by_ms + 120_000) == 1
+
+
 def test_early_fires_are_counted_by_the_broker_s_clock() -> None:
     lateness = Lateness()
     lateness.record(np.array([NOW, NOW + 1, NOW - 5]), NOW, NOW + 3)

@@ -15,7 +15,7 @@ from duemq_server.timer_service.timers.hold_entry import (
     decode,
     encode,
 )
-from duemq_server.timer_service.timers.log_entries import Cancelled
+from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 from duemq_server.timer_service.views.listing import Page, Wanted
 from tests.property.timer_world import SOURCE, START_MS, World
 from tests.unit.timer_service.scheduling.holding.test_holds import (
@@ -25,6 +25,7 @@ from tests.unit.timer_service.scheduling.holding.test_holds import (
     hold,
     pass_time,
     restart,
+    schedule,
     world,
 )
 
@@ -35,7 +36,7 @@ def drop(world: World, limit: int = 3) -> None:
     """As the shell does, but for the last step."""
     there = world.scheduler.holds.resuming()
     assert there is not None
-    sifting, after = Sifting(there), None
+    sifting, after = Sifting(there, world.scheduler.holds.within(there)), None
     while not sifting.over:
         wanted = Wanted(there.topic, 0, sifting.to_ms, limit, after)
         page = Page(world.scheduler, wanted, sifting.make, wants_all=False)
@@ -43,8 +44,8 @@ def drop(world: World, limit: int = 3) -> None:
         listed = page.still_pending(world.scheduler)
         after = page.next
         handles = [
-            Found(Cancelled(SOURCE, each.position.offset, each.position.due_ms), each.made)
-            for each in listed
+            Found(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), made)
+            for at, _, made in listed
         ]
         gone = sifting.take(handles, last=after is None)
         dropped = Dropping(world.scheduler, gone)
@@ -106,6 +107,27 @@ def test_what_is_too_old_is_dropped_over_restarts(world: World, parked: bool, sa
     assert figures(world) == (1, 1, 0)
     pass_time(world, 60_000)
     assert figures(world) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("policy", [DROP_OLDER, NEWEST])
+@pytest.mark.parametrize("prefix", ["", "a/"])
+def test_what_a_hold_of_longer_keys_keeps_back_is_not_dropped(
+    world: World, prefix: str, policy: int
+) -> None:
+    """Whoever holds it decides on it; what it is about is gone for good otherwise."""
+    for held in ("", "a/", "a/1"):
+        hold(world, "any", held)
+    schedule(world, "a/1x", "a/1y", "a/2", wait=5)
+    pass_time(world, 1_000)
+    scheduler, now_ms = world.scheduler, world.now_ms
+    assert changes.resume_some(scheduler, now_ms, "any", prefix, policy=policy, older_ms=0)
+    drop(world)
+    # Of one key's hold the topic's is no part: it was asked for by name.
+    assert dropped(world) == (prefix == "a/" and policy == DROP_OLDER)
+    assert changes.resume_some(scheduler, now_ms, "any", "a/1", policy=DROP_OLDER, older_ms=0)
+    assert changes.resume(scheduler, now_ms, "any", prefix)
+    drop(world)
+    assert dropped(world) == 2 + (prefix == "a/" and policy == DROP_OLDER)
 
 
 def test_held_again_it_stays(world: World) -> None:

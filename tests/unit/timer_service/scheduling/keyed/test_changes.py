@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from duemq.errors import Corrupt, InvalidArgument, Overloaded, TooLarge
@@ -21,6 +22,8 @@ from duemq_server.timer_service.scheduling.keyed.request_memory import (
     SLOT_MS,
     RequestMemory,
 )
+from duemq_server.timer_service.scheduling.topic_counts import mark_of
+from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.keyed import (
     EXISTS,
     FIRED,
@@ -31,7 +34,13 @@ from duemq_server.timer_service.timers.keyed import (
     Handle,
     TimerKey,
 )
-from duemq_server.timer_service.timers.keyed_entry import CANCELLED, NO_REQUEST, NOT_YET, RequestKey
+from duemq_server.timer_service.timers.keyed_entry import (
+    CANCELLED,
+    NO_REQUEST,
+    NOT_YET,
+    Changed,
+    RequestKey,
+)
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.property.keyed_model import keyed_records
@@ -387,6 +396,51 @@ def test_a_rescheduled_timer_keeps_its_key(far: World) -> None:
     assert decided(far, scheduling(far, "k", if_absent=True)) == [EXISTS]
     assert decided(far, cancelling(far, KEY)) == [CANCELLED]
     assert decided(far, rescheduling(far, KEY)) == [UNKNOWN]
+
+
+@pytest.mark.parametrize("wait", [1_000, FAR_MS])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_key_to_cancel_that_is_named_twice_is_cancelled_once(wait: int, flushed: bool) -> None:
+    """Counted twice, the ledger is wrong for good, and no start accepts that."""
+    world = World()
+    assert scheduling(world, "k", "l", wait=wait).advance(world.now_ms)
+    world.sync()
+    if flushed:
+        world.flush()
+    change = cancelling(world, KEY, KEY, TimerKey("any", "none"), KEY)
+    assert decided(world, change) == [CANCELLED, CANCELLED, UNKNOWN, CANCELLED]
+    for _ in range(2):
+        world.sync()
+        world.scheduler.check()
+        assert (world.scheduler.ledger.cancelled, world.scheduler.ledger.pending) == (1, 1)
+        assert len(world.scheduler.tombstones.left) <= 1
+        world.kill()
+
+
+@pytest.mark.parametrize("wait", [1_000, FAR_MS])
+def test_a_log_that_names_a_cancelled_timer_twice_is_read(wait: int) -> None:
+    """A release before wrote such."""
+    world = World()
+    change = scheduling(world, "k", "l", wait=wait)
+    assert change.advance(world.now_ms)
+    [handle] = change.results[0].handles
+    twice = Changed(
+        RequestKey(NO_REQUEST),
+        world.now_ms,
+        [handle] * 2,
+        np.zeros(2, dtype=np.uint64),
+        (),
+        handle.source,
+        (),
+        np.empty(0, dtype=np.uint64),
+        b"",
+        b"",
+        topics=[mark_of("any")] * 2,
+    )
+    world.directory.log.append(log_entries.SCHEDULE, keyed_entry.encode(twice))
+    world.sync()
+    world.kill()
+    assert (world.scheduler.ledger.cancelled, world.scheduler.ledger.pending) == (1, 1)
 
 
 def test_a_timer_named_twice_is_refused(far: World) -> None:

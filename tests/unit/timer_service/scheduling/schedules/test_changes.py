@@ -9,6 +9,7 @@ import pytest
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
 from duemq_recurring.occurrences import LATE_MS, CatchUp, Recurrence
+from duemq_recurring.schedule import DELETED, MOVED, ScheduleChange, State
 from duemq_recurring.steps import AT_ONCE
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
@@ -16,6 +17,7 @@ from duemq_server.timer_service.scheduling.schedules import changes as schedule_
 from duemq_server.timer_service.scheduling.schedules.changes import CHANGED, CREATED, UNCHANGED
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled
+from duemq_server.timer_service.timers.schedule_entry import decode_changes, encode_changes
 from tests.property.schedule_world import MINUTE_MS, START_MS, ScheduleWorld, plan_of
 from tests.property.timer_world import BROKER, LIMITS
 
@@ -149,6 +151,42 @@ def test_a_pause_that_is_not_caught_up(world: ScheduleWorld) -> None:
     schedule_changes.resume(world.scheduler, "s", world.now_ms, CatchUp.NONE)
     world.run_until(START_MS + 240 * MINUTE_MS)
     assert came(world) == [0, 240 * MINUTE_MS]
+
+
+@pytest.mark.parametrize("policy", [CatchUp.LATEST, CatchUp.NONE])
+@pytest.mark.parametrize("saved", [False, True])
+def test_all_that_a_pause_has_missed_comes_if_that_is_asked_for(
+    world: ScheduleWorld, policy: CatchUp, saved: bool
+) -> None:
+    """Also more than comes at once, over restarts; what is missed later is the policy's again."""
+    world.put("s", plan_of("seconds", policy))
+    world.run_until(START_MS + 10_500)
+    world.pause("s")
+    world.now_ms += 300_000
+    schedule_changes.resume(world.scheduler, "s", world.now_ms, CatchUp.ALL)
+    world.set_away({"b1", "b2"})
+    for _ in range(3):
+        world.run_until(world.now_ms + 10_000)
+        world.sync()
+        if saved:
+            world.checkpoint()
+        world.kill()
+    resumed = 311  # of the first second to 310 and a half
+    world.set_away(set())
+    world.run_until(world.now_ms + 90_000)
+    came = [(at_ms - START_MS) // 1_000 for at_ms in world.broker.came["s"]]
+    assert came[:resumed] == list(range(resumed))
+    assert came[resumed] > resumed
+    assert came[resumed:] == list(range(came[resumed], came[-1] + 1))
+    assert world.scheduler.schedules.known("s").state.all_until_ms == 0
+
+
+@pytest.mark.parametrize("left_out", [(), (START_MS, START_MS + 1)])
+@pytest.mark.parametrize("all_until_ms", [0, START_MS + 7])
+def test_an_entry_and_back(left_out: tuple[int, ...], all_until_ms: int) -> None:
+    state = State(False, START_MS, 3, START_MS - 1, left_out, all_until_ms)
+    changes = [ScheduleChange("s", MOVED, state), ScheduleChange("t", DELETED)]
+    assert decode_changes(encode_changes(changes)) == changes
 
 
 def test_a_change_takes_away_what_waits_and_begins_now(world: ScheduleWorld) -> None:

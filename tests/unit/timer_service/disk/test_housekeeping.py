@@ -1,0 +1,64 @@
+"""Work on the disk, while the disk does not do it all."""
+
+from __future__ import annotations
+
+import pytest
+
+from duemq.errors import Corrupt
+from duemq_server.storage.errors import DiskFull
+from duemq_server.timer_service.disk.data_directory import open_directory
+from duemq_server.timer_service.disk.standby import Standby
+from tests.property.timer_world import DATA, START_MS, TIGHT, World
+
+HOUR_MS = 3_600_000
+
+
+def far_timers(world: World) -> None:
+    """In blocks; the log has them in several segments."""
+    for _ in range(10):
+        world.broker.accept([START_MS + HOUR_MS] * 10, 300, "any")
+        world.ingest(1)
+        world.sync()
+        while world.housekeep():
+            pass
+    world.flush()
+
+
+def test_a_log_that_cannot_be_cut_now_is_cut_with_the_next_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All files may be open that a process may have."""
+    world = World(limits=TIGHT)
+    far_timers(world)
+
+    def none_left(path: str) -> None:
+        if path == f"{DATA}/log":
+            raise DiskFull(f"open {path}: too many open files")
+
+    begin = world.directory.log.start_position
+    with monkeypatch.context() as patched:
+        patched.setattr(world.disk, "fsync_dir", none_left)
+        world.run(world.directory.housekeeper.save(world.now_ms))
+    world.checkpoint()
+    assert world.directory.log.start_position > begin
+    assert len(world.disk.listdir(f"{DATA}/log")) <= 3
+    world.kill()
+    assert world.scheduler.ledger.pending == 100
+
+
+def test_a_log_without_its_checkpoint_is_told_and_nothing_is_removed() -> None:
+    """Parts of a directory were put back from copies of different times, say."""
+    world = World(limits=TIGHT)
+    far_timers(world)
+    old = world.disk.content(f"{DATA}/checkpoint")
+    world.checkpoint()
+    files = world.disk.listdir(f"{DATA}/segments")
+    disk = world.disk.after_kill()
+    disk.unlink(f"{DATA}/checkpoint")
+    for what in ("there is no checkpoint", "its checkpoint was made at"):
+        with pytest.raises(Corrupt, match=f"log begins at .*{what}.* from a copy"):
+            open_directory(DATA, disk, TIGHT, world.now_ms)
+        with pytest.raises(Corrupt, match=f"log begins at .*{what}.* from a copy"):
+            Standby.open(DATA, disk, TIGHT, clock=lambda: world.now_ms)
+        disk.open(f"{DATA}/checkpoint", create=True).pwritev([old], 0)
+    assert disk.listdir(f"{DATA}/segments") == files
