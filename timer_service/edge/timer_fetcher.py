@@ -5,9 +5,10 @@ waits at the broker until there is something, and hands it to the shard.  Where 
 shard's own knowledge; only for a queue it has never seen the broker is asked what the group
 %TIMER% had committed.
 
-A broker whose data directory was put back from a copy gives offsets a second time that were taken
-over from it before.  Of what comes then the shard would take the first part for that, and drop it:
-so it fetches nothing from such a queue any more, and says so.
+A broker whose data directory was put back from a copy hears with a claim how far its queues were
+taken over, and goes on behind that.  If it has given such offsets a second time by then, the shard
+would take the first part of what comes for what it has, and drop it: so it fetches nothing from
+such a queue any more, and says so.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ SOON_MS = 250
 # A broker that is stopping answers waiting fetches at once, with nothing.
 EMPTY_S_MIN = 1.0
 EMPTY_PAUSE_S = 0.1
+# So often it is tried again, for a claim to be answered meanwhile, while the broker has not got the
+# offsets that were taken over.
+BEHIND_TRIES = 6
 
 
 class TimerFetcher:
@@ -81,8 +85,6 @@ class TimerFetcher:
         self.problem = ""
         """Why nothing more comes until somebody mends it."""
         self._linger_ms = 0
-        self._passing = -1
-        """Up to here a frame was passed over."""
         self._shard = shard
         self._broker = broker
         self._stub = stub
@@ -115,7 +117,7 @@ class TimerFetcher:
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if isinstance(error, OffsetOutOfRange) and not await self._goes_on():
+                if not await self._goes_on(error, backoff.attempts):
                     return
                 await asyncio.sleep(backoff.next_s())
 
@@ -136,12 +138,17 @@ class TimerFetcher:
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
 
-    async def _goes_on(self) -> bool:
-        """After an offset that the broker has not: with what it has.  False: see `put_back`.
+    async def _goes_on(self, error: DuemqError, tries: int) -> bool:
+        """After an error: with what the broker has.  False: see `put_back`.
 
         It has let go of what was committed.  Who goes on with a copy of a data directory may need
         some of that: it is lost, and what came later is not.
         """
+        if isinstance(error, InvalidArgument) and error.field == "offset":
+            # Inside of a frame: its first messages have offsets of what was taken over.
+            return self._is_put_back(str(error))
+        if not isinstance(error, OffsetOutOfRange):
+            return True
         source = self._shard.scheduler.numbers.source(self.source)
         try:
             known = await self._at_broker()
@@ -151,12 +158,18 @@ class TimerFetcher:
             return True
         self._kept_from = known.min_offset
         reached = max(self.begin, source.next_offset if source is not None else 0)
-        if reached <= known.max_offset:
+        if reached <= known.max_offset or tries < BEHIND_TRIES:
             return True
+        return self._is_put_back(
+            f"it has offsets up to {known.max_offset}, and those up to {reached} were taken over"
+        )
+
+    def _is_put_back(self, why: str) -> bool:
+        self.problem = ""
         self.put_back = (
             f"nothing is fetched from queue {self.source.queue_id} of broker {self._broker} any"
-            f" more: it has offsets up to {known.max_offset}, and those up to {reached}"
-            " were taken over from it, so its data directory was put back from a copy.  Stop it,"
+            f" more: {why}, so its data directory was put back from a copy, and messages came under"
+            " offsets that were taken over before.  Stop it,"
             " remove the file store_id there (of a broker without replicas), and start it: what"
             " it took since is delivered; what it got just before the copy was made may come twice"
         )
@@ -176,12 +189,7 @@ class TimerFetcher:
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_s = time.monotonic()
         call = self._stub().FetchFrames(request, timeout=timeout_s)
-        try:
-            answer = await status.answer(call, self._broker)
-        except InvalidArgument as error:
-            if error.field != "offset":
-                raise
-            return self._passed_over(offset, error)
+        answer = await status.answer(call, self._broker)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
         if not answer.frames:
@@ -207,17 +215,6 @@ class TimerFetcher:
             end_s = asked_s + (0 if soon else asked_to_linger_ms / 1000)
             await asyncio.sleep(max(PAUSE_S, end_s - time.monotonic()))
         return answer.next_offset
-
-    def _passed_over(self, offset: int, error: InvalidArgument) -> int:
-        """It lies inside a frame: the broker, whose data is from an older copy, gave it again.
-
-        The rest of that frame cannot be told from what was taken over; the queue goes on behind it.
-        """
-        level = logging.DEBUG if offset == self._passing else logging.ERROR
-        text = "%s, %s/%d: %s; that frame is passed over: the broker's data is from an older copy"
-        log.log(level, text, self._broker, TIMER_TOPIC, self.source.queue_id, error)
-        self._passing = self.begin = offset + 1
-        return offset + 1
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
         frames = [fetched.frame for fetched in intake.frames_in(data)]

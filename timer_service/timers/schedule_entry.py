@@ -23,9 +23,9 @@ A change, also a schedule of a checkpoint, is
  .    n    name; plan, a JSON object; record: together zero-padded to a multiple of 8
 
 The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.  Of
-one that moved on there is a JSON list in its place, of the occurrences that are left out, if any; one
-below 0 is none: it says until when all that was missed comes.  Releases before do not look at it.
-So a schedule of a checkpoint that has some is made and moved.
+one that moved on there is a JSON list in its place, of the occurrences that are left out, if any;
+one below 0 is none: it says until when all that was missed comes.  Releases before do not look at
+it.  So a schedule of a checkpoint that has some is made and moved.
 """
 
 from __future__ import annotations

@@ -25,12 +25,17 @@ from duemq_server.timer_service.edge.broker_link import (
     BrokerLink,
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
-from duemq_server.timer_service.edge.timer_fetcher import RETRY_S_MAX, RETRY_S_MIN, TimerFetcher
+from duemq_server.timer_service.edge.timer_fetcher import (
+    BEHIND_TRIES,
+    FETCH_WAIT_MS,
+    RETRY_S_MAX,
+    RETRY_S_MIN,
+    TimerFetcher,
+)
 from duemq_server.timer_service.far.numbering import Numbering, Source
 from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.scheduling.holding.holds import Holds
-from duemq_server.timer_service.scheduling.scheduler import Ingested
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.manual_loop import ManualLoop
 
@@ -201,12 +206,15 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
     assert {each.queue_id: each.offset for each in request.ends} == {0: 5, 2: 7}
 
 
-def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() -> None:
+def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_stays_so() -> None:
     async def nothing_new() -> Any:
         return broker_pb2.FetchFramesResponse(store_id=7)
 
     async def out_of_range(_: object) -> Any:
         raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
+
+    async def ends_at_3() -> Any:
+        return broker_pb2.GetOffsetsResponse(queues=[broker_pb2.OffsetResult(max_offset=3)])
 
     with ManualLoop(0) as loop:
 
@@ -217,7 +225,10 @@ def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() ->
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
             )
-            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: out_of_range(request))
+            stub: Any = SimpleNamespace(
+                FetchFrames=lambda request, timeout: out_of_range(request),
+                GetOffsets=lambda request, timeout: ends_at_3(),
+            )
             fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
             links: Any = SimpleNamespace(
                 by_name={"b": SimpleNamespace(fetchers={0: fetcher}, held_up="", waits={})}
@@ -230,25 +241,20 @@ def test_a_queue_that_ends_sooner_than_it_was_taken_over_is_claimed_at_once() ->
             stub.FetchFrames = lambda request, timeout: nothing_new()
             await loop.silence(2 * RETRY_S_MAX)
             assert not fetcher.problem
+            stub.FetchFrames = lambda request, timeout: out_of_range(request)
+            await loop.silence(FETCH_WAIT_MS / 1_000 + BEHIND_TRIES * RETRY_S_MAX)
+            [problem] = BrokerLinks._waits(links)
+            assert "it has offsets up to 3, and those up to 7 were taken over, so" in problem
             await fetcher.stop()
 
         loop.run_until_complete(main())
 
 
-def test_a_frame_whose_first_messages_have_offsets_of_others_is_passed_over() -> None:
-    """A broker from an older copy gave them again, before it heard of that: no queue may stand."""
-    taken: list[tuple[object, ...]] = []
+def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> None:
+    """A broker from an older copy gave them again, before it heard of that."""
 
-    async def answer(request: broker_pb2.FetchFramesRequest) -> Any:
-        if request.offset < 10:
-            raise InvalidArgument(f"offset: {request.offset} is inside the frame", field="offset")
-        if taken:
-            await asyncio.Event().wait()
-        return broker_pb2.FetchFramesResponse(store_id=7, frames=b"x", next_offset=11)
-
-    async def ingest(*arguments: object) -> Ingested:
-        taken.append(arguments)
-        return Ingested(1)
+    async def inside(_: object) -> Any:
+        raise InvalidArgument("offset: 7 is inside the frame that begins at 5", field="offset")
 
     with ManualLoop(0) as loop:
 
@@ -257,15 +263,15 @@ def test_a_frame_whose_first_messages_have_offsets_of_others_is_passed_over() ->
             shard: Any = SimpleNamespace(
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
-                ingest=ingest,
             )
-            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: answer(request))
+            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: inside(request))
             fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
             await loop.silence(1)
+            assert "offset: 7 is inside the frame that begins at 5, so" in fetcher.put_back
+            assert not fetcher.problem
             await fetcher.stop()
 
         loop.run_until_complete(main())
-    assert taken == [(SourceId(7, 0), "b", b"x", 10, 10)]
 
 
 class Offsets:

@@ -540,30 +540,40 @@ def test_offsets_that_a_timer_service_has_taken_over_are_not_given_again(
     first: int, saved: bool
 ) -> None:
     """The data is from an older copy: the service would take the new messages for the old."""
-    disk = FaultyDisk()
-    store = opened(disk, StoreSettings(timer_queues=1))
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
     store.create_topic("orders", 2)
     for _ in range(first):
         store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
     timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0})
     settle(store)
-    on_its_way = store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
-    assert on_its_way.stored.base_offset == first
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
-    settle(store)  # the next claim does it
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 5})
+    disk = disk.after_kill()
+    store = opened(disk, settings)
+    for end in (7, 7, 5):
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: end})
     if saved:
         save(store, disk)
     assert store.send(batch([b"c"], queue_id=1, **TIMED), NOW_MS).stored.base_offset == 7
     settle(store)
-    for start in (disk, disk.after_kill()):
-        if start is not disk:
-            store = opened(start, StoreSettings(timer_queues=1))
-        queue = store.queue(TIMER_TOPIC, 0)
-        assert (queue.max_offset, queue.next_offset, queue.records_from(0)) == (8, 8, first + 2)
-        found = reader.read_frames(store.log, queue, 7, 1 << 20)
+    for now in (store, opened(disk.after_kill(), settings)):
+        queue = now.queue(TIMER_TOPIC, 0)
+        assert (queue.max_offset, queue.next_offset, queue.records_from(0)) == (8, 8, first + 1)
+        found = reader.read_frames(now.log, queue, 7, 1 << 20)
         assert (len(found.slices), found.next_offset) == (1, 8)
+
+
+def test_offsets_that_were_given_a_second_time_already_are_left_for_the_service_to_see() -> None:
+    """It stops, and says so: what came under them it cannot tell from what it has."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    settle(store)
+    store = opened(disk.after_kill(), settings)
+    store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    for _ in range(2):
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+        settle(store)
+    assert store.queue(TIMER_TOPIC, 0).next_offset == 1
 
 
 @pytest.mark.parametrize("saved", [False, True])
