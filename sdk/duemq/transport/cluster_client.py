@@ -27,7 +27,6 @@ from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerSha
 from duemq.settings import Addresses, ClientSettings, nameservers_of
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
-from duemq.transport.channel import Channels
 from duemq.transport.routing.diagnosis import Finding, diagnose
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, stubs
@@ -56,7 +55,7 @@ class Client:
         checks.instance("settings", self.settings, ClientSettings)
         self.nameservers = nameservers_of(nameserver)
         self._watcher: RouteWatcher | None = None
-        self._channels = Channels(self.settings.tls)
+        self._channels = channel.Channels(self.settings.tls)
         self._routes = RouteCache()
         self._listeners: list[Callable[[], None]] = []
         self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
