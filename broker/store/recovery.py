@@ -115,6 +115,8 @@ class Marker:
         self._path = os.path.join(data_dir, name)
         self._disk = disk
         self.value = checkpoint.load(self._path, disk)
+        if self.value is not None:  # who put it there may have been killed before it was durable
+            disk.fsync_dir(data_dir)
 
     def put(self, value: bytes) -> None:
         """Raises DiskFull, DiskFailed."""

@@ -280,7 +280,7 @@ class _ReplicaOpening(Opening):
     committed = 0
 
     def run(self) -> int:
-        payload = checkpoint.load(os.path.join(self.data_dir, INSTALLING), self.disk)
+        payload = Marker(self.data_dir, INSTALLING, self.disk).value
         if payload is not None:
             log.warning("a snapshot was being installed when the process ended: once more")
             self.begin(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from random import Random
 
@@ -14,12 +15,12 @@ from duemq_server.broker.store.changes import group_changes, offset_changes, tim
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.standby import Standby
+from duemq_server.broker.store.standby import INSTALLING, Standby
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.storage.errors import CorruptFile, DiskFull, UnknownVersion
 from duemq_server.storage.tools.cut import cut
-from tests.crash.faulty_disk import FaultyDisk
+from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
 from tests.unit.broker.leading import (
     DATA,
@@ -35,6 +36,7 @@ from tests.unit.broker.leading import (
 KEY = GroupQueue("g", "orders", 0)
 KEPT = '{"generation": 7, "members": {"m": 10000}}'
 LOG = f"{DATA}/{recovery.LOG_DIRECTORY}"
+NAMED = 6  # operations of an installation until `installing` is there, and not durable
 
 
 def send(leader: Leader, first: int = 0, count: int = 10, topic: str = "orders") -> None:
@@ -285,6 +287,35 @@ def test_a_snapshot_is_the_leaders_tables_as_soon_as_the_log_is_there() -> None:
     assert standby.checkpoint_position == 0  # this process took none
     check_same(standby, leader)
     standby.promote().store.timer_owners.check_not_fenced((1 << 63) | 1)
+
+
+def test_a_snapshot_whose_name_a_kill_left_undurable_goes_on_when_it_is_durable() -> None:
+    """A start finds it, and removes the log; a power failure must not take it away then."""
+    leader, other = snapshot_to_install(), Leader()
+    send(other, count=20)
+
+    def killed() -> FaultyDisk:
+        disk = FaultyDisk()
+        standby = opened(disk)
+        extend(standby, other.log)
+        standby.apply(other.committed)
+        standby.checkpoint()
+        disk.cut_at = disk.operations + NAMED
+        with pytest.raises(PowerCut):
+            standby.install(leader.snapshot, leader.log.start_position)
+        return disk.after_kill()
+
+    assert killed().exists(f"{DATA}/{INSTALLING}")
+    for operations in itertools.count(1):
+        disk = killed()
+        disk.cut_at = operations
+        try:
+            opened(disk)
+        except PowerCut:
+            assert not opened(disk.after_power_cut()).lost
+        else:
+            break
+    assert operations > NAMED
 
 
 def test_a_batch_that_retention_removed_is_still_a_repeat_after_a_snapshot() -> None:
