@@ -70,7 +70,7 @@ from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage import starts
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import DiskFailed, DiskFull
 
 if TYPE_CHECKING:  # a broker without replicas need not load it
     from duemq_server.replication.running.leading import Leading
@@ -362,6 +362,6 @@ class Broker:
         if healthy and committed and not self.store.log.disk_full:
             try:
                 await self._checkpoints.save()
-            except DiskFull as error:
+            except (DiskFull, DiskFailed) as error:  # of an index, perhaps: the log is whole
                 log.error("no last checkpoint, the next start takes longer: %s", error)
         self.store.close()

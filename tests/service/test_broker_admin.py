@@ -15,6 +15,7 @@ from duemq.transport import status
 from duemq.v1 import admin_pb2
 from duemq_server.storage.disk import RealFile
 from duemq_server.storage.errors import DiskFailed
+from duemq_server.storage.indexes.index import FixedIndex
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 
@@ -157,6 +158,23 @@ async def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing(
     async with running_broker(tmp_path) as (_, client):
         await client.send(sent)
         assert await client.bodies("orders") == [b"a", b"b"]
+
+
+async def test_a_stop_without_a_last_checkpoint_is_one_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consume queue could not be synced: the log has all, and the next start rebuilds it."""
+    async with running_broker(tmp_path) as (_, client):
+        await client.send(batch("orders", [b"a"]))
+
+        def fail(index: FixedIndex) -> None:
+            raise DiskFailed("fdatasync: input/output error")
+
+        monkeypatch.setattr(FixedIndex, "sync", fail)
+    assert "no last checkpoint" in caplog.text
+    monkeypatch.undo()
+    async with running_broker(tmp_path) as (_, client):
+        assert await client.bodies("orders") == [b"a"]
 
 
 async def test_retention_removes_whole_segments_and_moves_the_queues_start(tmp_path: Path) -> None:
