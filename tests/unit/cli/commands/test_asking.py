@@ -12,6 +12,7 @@ from duemq_cli import streams
 from duemq_cli.app import cli
 from duemq_cli.commands.timer.bulk import at_that_time
 from duemq_cli.exits import Exit
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 
 def away(partial: object) -> NoReturn:
@@ -19,17 +20,8 @@ def away(partial: object) -> NoReturn:
     raise PartialAnswer("b0 is away", missing=missing, partial=partial)
 
 
-class Partial:
+class Partial(FakeAdmin):
     """A cluster of which a part is away."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> "Partial":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def cancel_pending(self, *_: object, dry_run: bool, **__: object) -> int:
         assert dry_run

@@ -11,22 +11,14 @@ from duemq.errors import TopicExists
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 TOPIC = TopicSummary("there", 8, 0, ("b0", "b1"))
 GROUP = GroupDescription("there", "b0", 1, "", (), (), RetryPolicy(3, (1_000,)))
 
 
-class There:
+class There(FakeAdmin):
     """A cluster that has the topic and the group `there`, and changes nothing."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> "There":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def create_topic(self, name: str, **_: object) -> TopicSummary:
         raise TopicExists(f"topic {name!r} exists", field="name", value=name)

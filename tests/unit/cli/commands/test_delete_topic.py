@@ -10,6 +10,7 @@ from duemq.descriptions import TimerCount
 from duemq.errors import DuemqError, InvalidArgument, MissingBroker, PartialAnswer
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 AWAY = PartialAnswer(
     "no answer of timer shard 1: it is away",
@@ -20,17 +21,8 @@ NOTHING_KNOWN = PartialAnswer(AWAY.message, missing=AWAY.missing, partial=[Timer
 
 
 def delete(monkeypatch: pytest.MonkeyPatch, pending: int | DuemqError, *options: str) -> Result:
-    class Deleting:
+    class Deleting(FakeAdmin):
         """A cluster with so many delayed messages of the topic."""
-
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        def __enter__(self) -> "Deleting":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
 
         def delete_topic(self, name: str) -> None:
             assert name == "orders"

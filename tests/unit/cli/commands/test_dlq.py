@@ -17,6 +17,7 @@ from duemq_cli.commands.dlq import _Sent
 from duemq_cli.commands.tally import Tally
 from duemq_cli.exits import Exit
 from duemq_cli.output import Output
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 
 def test_a_letter_that_does_not_say_where_it_lay_cannot_be_sent_there() -> None:
@@ -31,19 +32,10 @@ def test_a_letter_that_does_not_say_where_it_lay_cannot_be_sent_there() -> None:
     assert would("orders") == (1, 0)
 
 
-class Terminated:
+class Terminated(FakeAdmin):
     """The process is told to end while letters are on their way."""
 
     ended = False
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> "Terminated":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def describe_topic(self, _: str) -> Any:
         raise duemq.errors.TopicNotFound("none")

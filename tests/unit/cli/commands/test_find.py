@@ -10,6 +10,7 @@ from duemq.message import Message, Origin
 from duemq.v1.message_pb2 import Record
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 MESSAGE = Message(Record(message_id="m"), Origin("t", "b0", 0), 0, 0)
 AWAY = (MissingBroker("b1", "it is away"),)
@@ -29,16 +30,7 @@ AWAY = (MissingBroker("b1", "it is away"),)
 def test_an_id_that_no_message_has_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], found: FoundMessages, told: Exit
 ) -> None:
-    class Finding:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
-
-        def __enter__(self) -> "Finding":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
+    class Finding(FakeAdmin):
         def find_messages(self, *_: object, **__: object) -> FoundMessages:
             return found
 

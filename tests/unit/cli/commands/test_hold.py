@@ -10,19 +10,11 @@ from duemq.descriptions import HeldTimers, TopicDescription
 from duemq.errors import PartialAnswer, TopicNotFound
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 
-class Holding:
+class Holding(FakeAdmin):
     """A cluster that knows the topic `orders`; of `away` only a lost broker could tell."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> "Holding":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def hold_timers(self, *_: object, **__: object) -> HeldTimers:
         return HeldTimers(0, False)

@@ -8,21 +8,13 @@ from duemq.descriptions import TimerOwner
 from duemq.errors import MissingBroker, PartialAnswer
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
+from tests.unit.cli.commands.fake_admin import FakeAdmin
 
 
-class Flapping:
+class Flapping(FakeAdmin):
     """A broker with the shard's queues is away as it is asked, and back right after."""
 
     released = 0
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __enter__(self) -> "Flapping":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def timer_owners(self) -> list[TimerOwner]:
         raise PartialAnswer("b0 is away", missing=[MissingBroker("b0", "away")], partial=[])

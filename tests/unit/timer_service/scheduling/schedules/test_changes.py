@@ -9,7 +9,7 @@ import pytest
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
 from duemq_recurring.occurrences import LATE_MS, CatchUp, Recurrence
-from duemq_recurring.schedule import DELETED, MOVED, ScheduleChange, State
+from duemq_recurring.schedule import DELETED, MOVED, Schedule, ScheduleChange, State
 from duemq_recurring.steps import AT_ONCE
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
@@ -287,10 +287,8 @@ def test_one_that_was_cancelled_between_others_does_not_come_after_a_pause(
     world.scheduler.check()
 
 
-def test_what_has_not_come_since_the_clock_was_set_back_comes_after_a_pause(
-    world: ScheduleWorld,
-) -> None:
-    """Though the last one that left was due later, by the clock as it was before."""
+def paused_without_its_latest(world: ScheduleWorld) -> Schedule:
+    """One a second; ten came at once, and the last of them was cancelled by its handle."""
     world.put("s", plan_of("seconds", CatchUp.ALL))
     world.run_until(START_MS + 3_500)
     world.pause("s")
@@ -303,6 +301,14 @@ def test_what_has_not_come_since_the_clock_was_set_back_comes_after_a_pause(
     gone = [Cancelled(last.source, last.offset, last.due_ms)]
     assert Cancelling(world.scheduler, gone).advance(world.now_ms)
     world.pause("s")
+    return schedule
+
+
+def test_what_has_not_come_since_the_clock_was_set_back_comes_after_a_pause(
+    world: ScheduleWorld,
+) -> None:
+    """Though the last one that left was due later, by the clock as it was before."""
+    schedule = paused_without_its_latest(world)
     world.now_ms -= 8_000
     for _ in range(2):
         world.resume("s")
@@ -316,18 +322,7 @@ def test_what_has_not_come_since_the_clock_was_set_back_comes_after_a_pause(
 
 
 def test_the_latest_that_was_cancelled_does_not_come_after_a_pause(world: ScheduleWorld) -> None:
-    world.put("s", plan_of("seconds", CatchUp.ALL))
-    world.run_until(START_MS + 3_500)
-    world.pause("s")
-    world.run_until(START_MS + 13_500)
-    world.set_topics([])
-    world.resume("s")
-    schedule = world.scheduler.schedules.get("s")
-    assert schedule is not None
-    last = schedule.pending[-1]
-    gone = [Cancelled(last.source, last.offset, last.due_ms)]
-    assert Cancelling(world.scheduler, gone).advance(world.now_ms)
-    world.pause("s")
+    paused_without_its_latest(world)
     world.set_topics(["any"])
     schedule_changes.resume(world.scheduler, "s", world.now_ms, CatchUp.LATEST)
     world.run_until(START_MS + 14_000)
