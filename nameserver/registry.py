@@ -98,6 +98,8 @@ class Registry:
     """Changes of topics kept for watchers."""
     routes_bytes_max: InitVar[int] = ROUTES_BYTES_MAX
     _instances: dict[_Key, Instance] = field(default_factory=dict)
+    _names: dict[tuple[type[Report], int], str] = field(default_factory=dict)
+    """Who said last that a store is its own."""
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
     _lost: dict[_Key, Lost] = field(default_factory=dict)  # the oldest first
     _routes: Routes = field(init=False)
@@ -118,14 +120,20 @@ class Registry:
 
     def _with_store_of(self, report: Report) -> Instance | None:
         """Another one with a copy of its data: what is known by its store would be mixed up."""
-        if not report.store_id:
+        name = self._names.get((type(report), report.store_id), report.name)
+        other = self._instances.get(_Key(type(report), name))
+        if name == report.name or other is None:
             return None
-        others = (
-            one
-            for key, one in self._instances.items()
-            if key.kind is type(report) and key.name != report.name
-        )
-        return next((one for one in others if one.report.store_id == report.store_id), None)
+        return other if other.report.store_id == report.store_id else None
+
+    def _note_store(self, report: Report) -> None:
+        if not report.store_id:
+            return
+        self._names[type(report), report.store_id] = report.name
+        if len(self._names) > 2 * INSTANCES_MAX:  # of stores that are gone
+            self._names = {
+                (key.kind, one.report.store_id): key.name for key, one in self._instances.items()
+            }
 
     def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
         """Takes a report in.  False: an older one than the known, or name or store is another's.
@@ -165,6 +173,7 @@ class Registry:
         self._gone.pop(key, None)
         self._lost.pop(key, None)
         self._instances[key] = Instance(report, version, now_ms, expires_ms)
+        self._note_store(report)
         # Watchers merge what several nameservers say by the version: it is part of what they see.
         if known is None or known.version != version or known.report != report:
             self._routes.replace(known.report if known else None, report)

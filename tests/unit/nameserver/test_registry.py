@@ -298,6 +298,22 @@ def test_a_store_does_not_get_another_name_while_its_process_lives(registry):
     assert registry.register(NEXT_LIFE, copy, 30_000)
 
 
+def test_a_nameserver_that_met_a_copy_first_keeps_the_older_process():
+    registry = Registry(ready_at_ms=10_000, expiry_ms=30_000)
+    assert registry.register(NEXT_LIFE, stored(1, "b"), 0)
+    assert registry.register(OLD, stored(1), 1)
+    assert not registry.register(Version(2, 2), stored(1, "b"), 2)
+    assert registry.register(NEW, stored(1), 3)
+
+
+def test_whose_stores_were_seen_is_bounded(registry, monkeypatch):
+    monkeypatch.setattr(module, "INSTANCES_MAX", 2)
+    for number in range(1, 50):  # a name whose disk is lost again and again
+        assert registry.register(Version(number, 1), stored(number), 30_000 * number)
+        registry.expire(30_000 * (number + 1))
+    assert len(registry._names) <= 2 * module.INSTANCES_MAX
+
+
 def test_a_store_that_moves_has_its_name_at_once(registry):
     registry.register(OLD, stored(1), 0)
     assert registry.register(NEXT_LIFE, stored(1, address="elsewhere:1"), 0)
