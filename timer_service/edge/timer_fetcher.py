@@ -117,7 +117,8 @@ class TimerFetcher:
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if not await self._goes_on(error, backoff.attempts):
+                if why := await self._why_put_back(error, backoff.attempts):
+                    self._end(why)
                     return
                 await asyncio.sleep(backoff.next_s())
 
@@ -138,43 +139,39 @@ class TimerFetcher:
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
 
-    async def _goes_on(self, error: DuemqError, tries: int) -> bool:
-        """After an error: with what the broker has.  False: see `put_back`.
+    async def _why_put_back(self, error: DuemqError, tries: int) -> str:
+        """What tells that the broker goes on with a copy of its data; empty: nothing does.
 
-        It has let go of what was committed.  Who goes on with a copy of a data directory may need
-        some of that: it is lost, and what came later is not.
+        If it has let go of what was committed, it is the shard that does: what it lacks is lost,
+        and what came later is not.
         """
         if isinstance(error, InvalidArgument) and error.field == "offset":
-            # Inside of a frame: its first messages have offsets of what was taken over.
-            return self._is_put_back(str(error))
+            return str(error)  # inside of a frame, which begins with what was taken over
         if not isinstance(error, OffsetOutOfRange):
-            return True
+            return ""
         source = self._shard.scheduler.numbers.source(self.source)
         try:
             known = await self._at_broker()
         except DuemqError:
-            return True  # the next fetch tells
+            return ""  # the next fetch tells
         if known is None:
-            return True
+            return ""
         self._kept_from = known.min_offset
         reached = max(self.begin, source.next_offset if source is not None else 0)
         if reached <= known.max_offset or tries < BEHIND_TRIES:
-            return True
-        return self._is_put_back(
-            f"it has offsets up to {known.max_offset}, and those up to {reached} were taken over"
-        )
+            return ""
+        return f"it has offsets up to {known.max_offset}, and those up to {reached} were taken over"
 
-    def _is_put_back(self, why: str) -> bool:
+    def _end(self, why: str) -> None:
         self.problem = ""
         self.put_back = (
             f"nothing is fetched from queue {self.source.queue_id} of broker {self._broker} any"
             f" more: {why}, so its data directory was put back from a copy, and messages came under"
-            " offsets that were taken over before.  Stop it,"
-            " remove the file store_id there (of a broker without replicas), and start it: what"
-            " it took since is delivered; what it got just before the copy was made may come twice"
+            " offsets that were taken over before.  Stop it, remove the file store_id there (of a"
+            " broker without replicas), and start it: what it took since is delivered; what it got"
+            " just before the copy was made may come twice"
         )
         log.error("%s", self.put_back)
-        return False
 
     async def _fetch(self, offset: int) -> int:
         request = broker_pb2.FetchFramesRequest(

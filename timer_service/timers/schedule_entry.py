@@ -13,7 +13,7 @@ A change, also a schedule of a checkpoint, is
  0    1    what        1: made or changed; 2: moved on; 3: deleted
  1    1    paused
  2    2    name_length
- 4    4    plan_length    0 unless made, or some are left out
+ 4    4    plan_length    0 unless made, or it has more state
  8    4    record_length  0 unless made
 12    4    came           of its timers; all of them in a checkpoint
 16    8    cursor_ms      occurrences up to then wait, were stored, or are left out
@@ -23,9 +23,9 @@ A change, also a schedule of a checkpoint, is
  .    n    name; plan, a JSON object; record: together zero-padded to a multiple of 8
 
 The plan's object has the fields of duemq_recurring's Recurrence and Plan, but for the record.  Of
-one that moved on there is a JSON list in its place, of the occurrences that are left out, if any;
-one below 0 is none: it says until when all that was missed comes.  Releases before do not look at
-it.  So a schedule of a checkpoint that has some is made and moved.
+one that moved on an object stands in its place with `left_out` and `all_until_ms` of its State, if
+it has any: releases before do not look at it.  So a schedule of a checkpoint that has some is made
+and moved.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def encode_changes(changes: Iterable[ScheduleChange]) -> bytes:
 def _encode_change(change: ScheduleChange) -> bytes:
     plan = change.plan
     name, record = change.name.encode(), b"" if plan is None else plan.record
-    text = _text_of(plan) if plan is not None else _list_of(change.state)
+    text = _text_of(plan) if plan is not None else _more_of(change.state)
     header = _CHANGE.pack(
         change.what,
         change.state.paused,
@@ -105,12 +105,19 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
             )
         )
         text, body = bytes(view[plan_at:record_at]), bytes(view[record_at : record_at + record])
-        left_out = tuple(json.loads(text)) if text and what == MOVED else ()
+        more = json.loads(text) if text and what == MOVED else {}
         changes.append(
             ScheduleChange(
                 str(view[name_at:plan_at], "utf-8"),
                 what,
-                _state(bool(paused), cursor_ms, stored, left_ms, left_out),
+                State(
+                    bool(paused),
+                    cursor_ms,
+                    stored,
+                    left_ms,
+                    tuple(more.get("left_out", ())),
+                    more.get("all_until_ms", 0),
+                ),
                 pending,
                 _plan_of(text, body) if what == MADE else None,
             )
@@ -120,26 +127,16 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
     return changes
 
 
-def _state(
-    paused: bool, cursor_ms: int, stored: int, left_ms: int, left_out: tuple[int, ...]
-) -> State:
-    until_ms = -min(left_out, default=0)
-    if until_ms > 0:
-        left_out = tuple(each for each in left_out if each >= 0)
-    return State(paused, cursor_ms, stored, left_ms, left_out, max(until_ms, 0))
-
-
 def _text_of(plan: Plan) -> bytes:
     fields = dataclasses.asdict(plan)
     del fields["record"]
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _list_of(state: State) -> bytes:
-    left_out = state.left_out
-    if state.all_until_ms:
-        left_out = (-state.all_until_ms, *left_out)
-    return json.dumps(left_out, separators=(",", ":")).encode() if left_out else b""
+def _more_of(state: State) -> bytes:
+    """What is seldom there."""
+    more = {"left_out": state.left_out, "all_until_ms": state.all_until_ms}
+    return json.dumps(more, separators=(",", ":")).encode() if any(more.values()) else b""
 
 
 def _plan_of(text: bytes, record: bytes) -> Plan:
