@@ -14,6 +14,7 @@ from pathlib import Path
 
 from duemq import ConsumerSettings, Message, PushConsumer, tune_process
 from duemq_server.bench.harness.counts import Tally
+from duemq_server.bench.harness.target import group_of
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
             session_timeout_s=float(session_timeout_s),
         )
         consumer = PushConsumer(
-            f"{topic}-group",
+            group_of(topic),
             [topic],
             tally.count if mode == "count" else note,
             nameserver=nameserver,

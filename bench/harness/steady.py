@@ -17,6 +17,7 @@ from duemq.errors import DuemqError, Timeout
 from duemq.settings import ProducerSettings
 from duemq_server.bench.harness.arrivals import number_of
 from duemq_server.bench.harness.pace import paced
+from duemq_server.bench.harness.target import group_of
 from duemq_server.bench.harness.traffic import STALL_S, bodies
 
 COUNT_MAX = 10_000_000
@@ -48,7 +49,7 @@ class Steady:
             threading.Thread(target=self._note_answers, name="steady-answers"),
         ]
         self._consumer: PushConsumer = PushConsumer(
-            f"{topic}-group",
+            group_of(topic),
             [topic],
             self._receive,
             nameserver=nameserver,

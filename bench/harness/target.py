@@ -43,6 +43,11 @@ class Target:
         return self.new_topic(purpose, -(-queues // max(1, brokers)))
 
 
+def group_of(topic: str) -> str:
+    """The group that reads a benchmark's topic."""
+    return f"{topic}-group"
+
+
 @contextmanager
 def target(
     nameserver: str | None,
@@ -100,7 +105,7 @@ def _remove_one(admin: Admin, topic: str) -> None:
     with suppress(TopicNotFound):
         admin.delete_topic(topic)
     with suppress(GroupNotFound):
-        admin.delete_group(f"{topic}-group")  # as each of them names it
+        admin.delete_group(group_of(topic))
 
 
 def _pending(admin: Admin, topic: str) -> int:

@@ -12,6 +12,7 @@ from duemq import Message, Producer, PushConsumer
 from duemq.errors import Timeout
 from duemq.protocol import checks
 from duemq_server.bench.harness.arrivals import NUMBER_BYTES, Arrivals, numbered
+from duemq_server.bench.harness.target import group_of
 
 # A run whose messages stop coming for this long has lost some.
 STALL_S = 30.0
@@ -44,7 +45,7 @@ class Receiver:
         self._complete = threading.Event()
         callback: Callable[[Any], None] = self._receive_one if each else self._receive
         self._consumer: PushConsumer = PushConsumer(
-            f"{topic}-group",
+            group_of(topic),
             [topic],
             callback,
             nameserver=nameserver,

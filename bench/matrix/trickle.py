@@ -15,6 +15,7 @@ from duemq import Message, Producer, PushConsumer
 from duemq_server.bench.harness.arrivals import NUMBER_BYTES, number_of
 from duemq_server.bench.harness.pace import paced
 from duemq_server.bench.harness.percentiles import summary
+from duemq_server.bench.harness.target import group_of
 from duemq_server.bench.harness.traffic import STALL_S, bodies
 
 DELAY_MS = 1_000
@@ -38,7 +39,7 @@ class Trickle:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trickle")
         self._consumer: PushConsumer = PushConsumer(
-            f"{topic}-group",
+            group_of(topic),
             [topic],
             self._receive,
             nameserver=nameserver,

@@ -20,7 +20,7 @@ from duemq.producing.cancels import CancelOutcome
 from duemq_server.bench.harness.percentiles import summary
 from duemq_server.bench.harness.processes import CpuMeter
 from duemq_server.bench.harness.results import Report
-from duemq_server.bench.harness.target import Target
+from duemq_server.bench.harness.target import Target, group_of
 from duemq_server.bench.harness.traffic import bodies
 from duemq_server.bench.measures.pending import DAY_MS, wait_pending
 
@@ -153,7 +153,7 @@ class Trickle:
         self._late: list[tuple[int, int]] = []  # (due, lateness), ms
         self._thread = threading.Thread(target=self._send, name="trickle")
         self._consumer: PushConsumer = PushConsumer(
-            f"{topic}-group", [topic], self._receive, nameserver=nameserver, start_from="earliest"
+            group_of(topic), [topic], self._receive, nameserver=nameserver, start_from="earliest"
         )
 
     def __enter__(self) -> Self:

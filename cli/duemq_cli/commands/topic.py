@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import click
 
 from duemq import Admin
-from duemq.descriptions import TimerCount, TopicSummary
-from duemq.errors import DuemqError, PartialAnswer, TopicExists
+from duemq.descriptions import TopicSummary
+from duemq.errors import DuemqError, TopicExists
 from duemq.protocol.limits import QUEUES_MAX
 from duemq_cli import completion
 from duemq_cli.commands import purge
@@ -205,13 +203,10 @@ def delete(session: Session, /, name: str, yes: bool) -> Exit:
 def _pending(admin: Admin, name: str) -> tuple[int, str]:
     """How many delayed messages are known to wait for the topic; why there may be more."""
     try:
-        counts = admin.count_timers(name)
-    except PartialAnswer as error:
-        counts, unknown = cast(list[TimerCount], error.partial or []), one_line(error)
+        counts, missing = known(lambda: admin.count_timers(name))
     except DuemqError as error:
         return 0, one_line(error)
-    else:
-        unknown = ""
+    unknown = ", ".join(f"no answer of {each.name}: {each.error}" for each in missing)
     return sum(each.pending for each in counts), unknown
 
 
