@@ -7,8 +7,8 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
 from duemq_server.broker.clock import DueClock
-from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.store import Store
 from duemq_server.serving.fine_timer import FineTimer
 
@@ -51,14 +51,14 @@ class DueGate:
     def _left_ms(self, times_ms: Collection[int]) -> int:
         """0: nothing is to be waited for, or not by this."""
         latest_ms = max(times_ms)
-        if latest_ms <= self._clock.now_ms + AHEAD_MS_MAX:
+        if latest_ms <= self._clock.now_ms + FIRE_AHEAD_MS_MAX:
             return 0
         left_ms = (self._wait_ms(each) for each in times_ms)
         return max((each for each in left_ms if each <= HOLD_MS_MAX), default=0)
 
     def _wait_ms(self, until_ms: int) -> int:
         # By the clock as it was nothing is hidden, so it is not stored ahead, either.
-        ahead_ms = 0 if self._clock.was_due(until_ms) else AHEAD_MS_MAX
+        ahead_ms = 0 if self._clock.was_due(until_ms) else FIRE_AHEAD_MS_MAX
         return max(0, until_ms - ahead_ms - self._clock.of(until_ms))
 
     def arm(self) -> None:

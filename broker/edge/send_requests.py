@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
 from duemq.protocol import checks
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
 from duemq_server.broker.due_gate import HOLD_MS_MAX, DueGate
@@ -18,7 +19,6 @@ from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
-from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.store import Accepted, Store
 from duemq_server.serving import spans
 
@@ -286,7 +286,7 @@ def _taken(view: view_pb2.BatchView) -> IncomingBatch:
 
 
 def _check_time(batch: IncomingBatch, due_ms: int) -> None:
-    if batch.not_before_ms > due_ms + AHEAD_MS_MAX:
+    if batch.not_before_ms > due_ms + FIRE_AHEAD_MS_MAX:
         raise NotReady(
             f"not_before_ms: {batch.not_before_ms} is {batch.not_before_ms - due_ms} ms ahead of"
             f" this broker's clock, at most {HOLD_MS_MAX} ms are waited for",

@@ -135,9 +135,10 @@ def _check_early(early_ms: bytes, count: int) -> None:
             value=len(early_ms),
             limit=4 * count,
         )
-    sooner = np.diff(np.frombuffer(early_ms, dtype="<u4").astype(np.int64)).max(initial=0)
-    if sooner > 0:
-        raise checks.wrong("early_ms", int(sooner), "0 or less more than the record before it has")
+    values = np.frombuffer(early_ms, dtype="<u4")
+    for at in np.flatnonzero(values[1:] > values[:-1])[:1].tolist():
+        limit = f"at most {values[at]}, as the record before it has"
+        raise checks.wrong("early_ms", int(values[at + 1]), limit)
 
 
 def _check_count(count: int) -> None:

@@ -16,9 +16,6 @@ from heapq import heappop, heappush
 
 from duemq_server.broker.store.queues import Queue
 
-AHEAD_MS_MAX = 5
-"""Nothing is stored earlier than so long before its time."""
-
 
 class Hidden:
     """The queues whose ends nobody may see yet."""

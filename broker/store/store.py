@@ -18,14 +18,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from duemq.errors import DuemqError, Internal, Overloaded, ReadOnly, Rejected
-from duemq.protocol import names
+from duemq.protocol import limits, names
 from duemq_server.broker.group_counts import GroupCounts
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records import due_times, refused_fires, timer_queues
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.store import journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.hidden import AHEAD_MS_MAX, Hidden
+from duemq_server.broker.store.hidden import Hidden
 from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -214,7 +214,7 @@ class Store:
         """Appends records that were checked; with due times to %TIMER%, for a topic's queue.
 
         `producer`: id, epoch and sequence.  `target`: what was asked for, if it is not `queue`.
-        `untraced`: no record carries a trace.  `seen_later`: from which record on when.
+        `untraced`: no record carries a trace.  `seen_later`: records seen later.
         Raises ReadOnly, Overloaded.
         """
         stamp_ms = self.tables.stamp(now_ms)
@@ -325,7 +325,7 @@ class Store:
 
     def clock_was_set(self, was_ms: int, back_ms: int) -> None:
         """What is hidden is shown after the time that it would have taken; `was_ms`: if not set."""
-        self.tables.stamp_shown(was_ms + AHEAD_MS_MAX)
+        self.tables.stamp_shown(was_ms + limits.FIRE_AHEAD_MS_MAX)
         self.hidden.shift(-back_ms)
 
     # -- topics -----------------------------------------------------------------------------------

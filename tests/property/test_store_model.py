@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from duemq.errors import OutOfSequence, Overloaded, ReadOnly
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
 from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import reader
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import Stored
 from duemq_server.broker.store.queues import Queue
@@ -344,7 +344,7 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self, disk: FaultyDisk, *, power: bool = False) -> None:
         self.disk = disk
         self.boots += power
-        self.latest_ms += AHEAD_MS_MAX  # a start takes longer
+        self.latest_ms += FIRE_AHEAD_MS_MAX  # a start takes longer
         self.store = self.opened()
         self.taken = None
         lossy = self.cutting or (power and self.unsynced)
@@ -381,7 +381,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check(self) -> None:
         """All that was acknowledged is there, once; nothing else is where something was seen."""
-        self.latest_ms += AHEAD_MS_MAX
+        self.latest_ms += FIRE_AHEAD_MS_MAX
         self.store.show_due(ALL_DUE_MS)
         places: dict[Place, dict[int, bytes]] = {}
         for queue in self.store.all_queues():

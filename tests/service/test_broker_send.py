@@ -16,12 +16,12 @@ from duemq.errors import (
     TooLarge,
     TopicNotFound,
 )
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
 from duemq.transport import status
 from duemq.v1 import admin_pb2, broker_pb2
 from duemq_server.broker.edge import commits, send_requests
 from duemq_server.broker.process import now_ms
 from duemq_server.broker.records.batch import IncomingBatch
-from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 from duemq_server.broker.store.store import Accepted, Store
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
@@ -309,7 +309,7 @@ async def test_a_batch_ahead_of_its_time_is_shown_though_what_came_with_it_faile
             return send(store, sent, *args)
 
         monkeypatch.setattr(Store, "send", failing)
-        early = batch("orders", [b"a"], not_before_ms=now_ms() + AHEAD_MS_MAX + 50)
+        early = batch("orders", [b"a"], not_before_ms=now_ms() + FIRE_AHEAD_MS_MAX + 50)
         with pytest.raises(DuemqError):
             await client.send(early, batch("others", [b"b"]))
         response = await client.pull("orders", wait_ms=30_000)

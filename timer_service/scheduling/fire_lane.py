@@ -39,6 +39,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
 from duemq_server.timer_service.timers.fired_records import fired
 from duemq_server.timer_service.timers.log_entries import LaneId
 from duemq_server.timer_service.timers.rows import Blob, Rows
@@ -46,8 +47,6 @@ from duemq_server.timer_service.timers.rows import Blob, Rows
 WIRE_MAX = 4  # batches of a lane on the wire
 UNACKED_MAX = 8  # batches of a lane that are dispatched and not answered
 NO_TARGET = -1
-# So long before their last timer is due brokers take batches without a wait.
-TAKEN_AHEAD_MS = 5
 EARLY_MS_MAX = (1 << 32) - 1  # of `Batch.early_ms`
 EPOCH_FROM_CLOCK_MAX = 0xFF00_0000  # of 32 bits: a clock that is wrong for once leaves room
 RETRY_MS_MIN = 20
@@ -99,7 +98,7 @@ class FireBatch:
         if not ahead_ms:
             return self.ready_ms
         first_ms, last_ms = self.first_due_ms, self.last_due_ms
-        return min(self.ready_ms, max(first_ms - ahead_ms, last_ms - TAKEN_AHEAD_MS))
+        return min(self.ready_ms, max(first_ms - ahead_ms, last_ms - FIRE_AHEAD_MS_MAX))
 
     def early_ms(self, now_ms: int) -> bytes:
         """So much before the last one each may be seen, u32; empty: all at once, or they are due.

@@ -72,14 +72,7 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     for queue_id in queues:
         queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends.get(queue_id, 0)
         last = queue.next_offset
-        if end <= last:
-            continue
-        if last != store.timer_ends_at_start.get(queue_id, 0):
-            log.error(
-                "%s/%d ends at %d, its timer service has taken it over up to %d: this data is from"
-                " an older copy, and messages came since; see `duemq cluster show`",
-                *(names.TIMER_TOPIC, queue_id, last, end),
-            )
+        if end <= last or last != store.timer_ends_at_start.get(queue_id, 0):
             continue
         try:
             queue.skip_to(end)

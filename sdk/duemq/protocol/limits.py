@@ -52,6 +52,8 @@ SEQUENCE_MAX = (1 << 64) - 2
 """Of a batch: the one after it must fit into 64 bits, too."""
 SERVICE_IDS_FROM = 1 << 63
 """Producer ids from here on are those of timer services; brokers never forget them."""
+FIRE_AHEAD_MS_MAX = 5
+"""Brokers store what is due no sooner than so long before its time."""
 WINDOW_BATCHES = 64
 """Of a producer's last batches to one queue, that a broker knows again."""
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
 from duemq_server.broker.clock import SET_BACK_KEPT_MS
 from duemq_server.broker.due_gate import DueGate, seconds_left
-from duemq_server.broker.store.hidden import AHEAD_MS_MAX
 
 NOW_MS = 1_760_000_000_000
 
@@ -131,7 +131,7 @@ async def test_the_clock_as_it_was_hides_nothing_and_lets_nothing_in_ahead_of_it
     world.gate.close()
 
 
-@pytest.mark.parametrize("ahead_ms", [-10, 0, AHEAD_MS_MAX])
+@pytest.mark.parametrize("ahead_ms", [-10, 0, FIRE_AHEAD_MS_MAX])
 async def test_what_is_due_soon_may_be_stored_at_once(ahead_ms: int) -> None:
     world = World()
     await world.gate.hold([NOW_MS + ahead_ms])
@@ -141,12 +141,12 @@ async def test_what_is_due_soon_may_be_stored_at_once(ahead_ms: int) -> None:
 
 async def test_what_is_due_later_waits_for_the_clock_before_it_is_stored() -> None:
     world = World()
-    holding = asyncio.create_task(world.gate.hold([0, NOW_MS + AHEAD_MS_MAX + 3]))
+    holding = asyncio.create_task(world.gate.hold([0, NOW_MS + FIRE_AHEAD_MS_MAX + 3]))
     begun = asyncio.Event()
     asyncio.get_running_loop().call_soon(begun.set)
     await begun.wait()
     assert not holding.done()
     world.passes(3)
     await holding
-    assert world.gate.due_ms(NOW_MS + AHEAD_MS_MAX + 3) == NOW_MS + 3
+    assert world.gate.due_ms(NOW_MS + FIRE_AHEAD_MS_MAX + 3) == NOW_MS + 3
     world.gate.close()
