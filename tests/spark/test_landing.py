@@ -74,11 +74,15 @@ def test_each_run_goes_on_where_the_last_one_ended(spark, cluster, tmp_path):
     assert table.read(spark, [third.key]).count() == 20
 
 
-def test_a_lost_checkpoint_repeats_nothing(spark, cluster, tmp_path):
+@pytest.mark.parametrize("what", ["", "metadata"], ids=["all of it", "whose query it was"])
+def test_a_lost_checkpoint_repeats_nothing(spark, cluster, tmp_path, what):
     queue = FakeQueue([record(i) for i in range(3)])
     cluster.topics[TRACE_TOPIC] = [queue]
     land(spark, cluster, tmp_path)
-    (tmp_path / "_checkpoint").rename(tmp_path / "_lost")
+    lost = tmp_path / "_checkpoint" / what
+    lost.rename(tmp_path / "_lost")
+    if what:
+        lost.touch()  # as a power failure leaves what was not synced
     queue.records += [record(3)]
     (batch,) = land(spark, cluster, tmp_path)
     assert batch.spans == 10
