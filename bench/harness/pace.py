@@ -13,6 +13,6 @@ def paced(rate: float, count: int) -> Iterator[int]:
     """Yields 0 to count - 1, `rate` a second; catches up when it was held up."""
     begin = time.perf_counter()
     for number in range(count):
-        while number > (time.perf_counter() - begin) * rate:
-            time.sleep(TICK_S)
+        while (left_s := begin + number / rate - time.perf_counter()) > 0:
+            time.sleep(max(left_s, TICK_S))
         yield number
