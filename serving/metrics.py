@@ -1,7 +1,7 @@
 """Prometheus metrics of the RPC layer, and the page that serves a process's metrics."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 from wsgiref.simple_server import WSGIServer
@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, RestrictedRegistry
 
 from duemq import telemetry
 from duemq_server.serving.settings import check_address
@@ -33,10 +33,26 @@ class Registry(CollectorRegistry):
 
         Raises what a collector raises, READ_TIMES times.
         """
-        for _ in range(READ_TIMES - 1):
-            with suppress(RuntimeError):  # a dict, set or deque "changed during iteration"
-                return iter(list(super().collect()))
-        return iter(list(super().collect()))
+        return iter(_read(super().collect))
+
+    def restricted_registry(self, names: Iterable[str]) -> RestrictedRegistry:
+        """Only these figures, read in the same way: `/metrics?name[]=…`."""
+        return _Restricted(names, self)
+
+
+class _Restricted(RestrictedRegistry):
+    """Some figures of a Registry."""
+
+    def collect(self) -> Iterator[Metric]:
+        """As Registry's."""
+        return iter(_read(super().collect))
+
+
+def _read(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
+    for _ in range(READ_TIMES - 1):
+        with suppress(RuntimeError):  # a dict, set or deque "changed during iteration"
+            return list(collect())
+    return list(collect())
 
 
 def new_registry() -> Registry:

@@ -25,7 +25,7 @@ class Changing(Collector):
         self.table, self.times = {"a": 1.0, "b": 2.0}, times
 
     def describe(self):
-        return ()
+        return [GaugeMetricFamily(f"rows_{name}", "") for name in self.table]
 
     def collect(self):
         for name, value in self.table.items():
@@ -35,11 +35,22 @@ class Changing(Collector):
                 self.table[f"more{self.times}"] = 0.0
 
 
-def test_a_table_that_changes_while_it_is_read_is_read_again():
+@pytest.fixture(params=["all", "named"])
+def read(request):
+    """Reads the page of a registry, or the part of it that a request names."""
+
+    def page(registry):
+        wanted = registry.restricted_registry(["rows_b"]) if request.param == "named" else registry
+        return generate_latest(wanted).decode()
+
+    return page
+
+
+def test_a_table_that_changes_while_it_is_read_is_read_again(read):
     registry = new_registry()
     registry.register(Changing(READ_TIMES - 1))
-    page = generate_latest(registry).decode()
-    assert page.count("\nrows_b 2.0") == 1
+    assert read(registry).count("\nrows_b 2.0") == 1
+    registry = new_registry()
     registry.register(Changing(READ_TIMES))
     with pytest.raises(RuntimeError, match="changed size"):
-        generate_latest(registry)
+        read(registry)
