@@ -25,6 +25,7 @@ from duemq_server.local_cluster import (
 from duemq_server.local_cluster.cluster import LOOPBACK
 from duemq_server.local_cluster.plan import BROKERS_DEFAULT, BROKERS_MAX
 from duemq_server.replication.settings import REPLICAS_MAX
+from duemq_server.serving.permissions.permissions_file import PermissionsFile
 
 PORT_DEFAULT = 9876
 
@@ -86,6 +87,11 @@ PORT_DEFAULT = 9876
 @click.option(
     "--tls-verify-clients", is_flag=True, help="Serve only who shows a certificate of --tls-ca."
 )
+@click.option(
+    "--permissions",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="TOML file: who may do what, by names in certificates.  With --tls-verify-clients.",
+)
 @session_options
 @pass_session
 def up(
@@ -100,15 +106,16 @@ def up(
     advertise: str | None,
     metrics: bool,
     tls_verify_clients: bool,
+    permissions: str | None,
 ) -> Exit:
     """Run a whole cluster on this machine: nameserver, brokers, timer service.
 
     Prints a line when it is usable, with --json {"event":"ready","nameserver":"127.0.0.1:PORT",
     "processes":{NAME:PID,…}}, with --metrics {NAME:HOST:PORT,…} as metrics, too.  A process that
     dies is started again and said so.  Ctrl-C or SIGTERM drains and stops everything; the data
-    stay.  Who can reach the address of --listen can send, read and delete: there are no passwords.
-    With `duemq --tls-ca FILE --tls-cert FILE --tls-key FILE up` all connections are TLS; the
-    certificate is for the address, or --advertise, and for servers and clients.
+    stay.  Who can reach the address of --listen can send, read and delete, unless --permissions is
+    given.  With `duemq --tls-ca FILE --tls-cert FILE --tls-key FILE up` all connections are TLS;
+    the certificate is for the address, or --advertise, and for servers and clients.
 
     With --replicas 3 or more, a broker or timer service goes on when one of its processes dies with
     its disk: what was acknowledged is on the disks of more than half of them.  Of two that is both:
@@ -134,7 +141,9 @@ def up(
     def request_stop(number: int, frame: FrameType | None) -> None:
         stop.put(None)
 
-    flags = {kind: ["--tracing", tracing] for kind in ("broker", "timer")}
+    permitted = _permitted(permissions, verify_clients=tls_verify_clients)
+    flags = {kind: ["--tracing", tracing, *permitted] for kind in ("broker", "timer")}
+    flags["nameserver"] = permitted
     before = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         cluster = EmbeddedCluster(
@@ -175,6 +184,16 @@ def _tls(*, verify_clients: bool) -> Tls | None:
     if verify_clients:
         raise checks.wrong("tls_cert", "", "given with --tls-verify-clients")
     return None
+
+
+def _permitted(path: str | None, *, verify_clients: bool) -> list[str]:
+    """Flags of all members.  What is in the file is looked at here: none of them would start."""
+    if path is None:
+        return []
+    if not verify_clients:
+        raise checks.wrong("tls_verify_clients", "false", "given with --permissions")
+    PermissionsFile(path)
+    return ["--permissions", path]
 
 
 def _wait(stop: SimpleQueue[None]) -> None:

@@ -14,6 +14,7 @@ from duemq.errors import DuemqError
 from duemq.transport import status
 from duemq_server.serving.calls import Watch, guard_coroutine, guard_generator, never_raising
 from duemq_server.serving.metrics import RpcMetrics
+from duemq_server.serving.permissions.access import Permissions
 from duemq_server.serving.unsent import SMALL_BYTES, Unsent
 
 # Generic in the stubs only.
@@ -30,9 +31,10 @@ def add_service(
     overrides: Mapping[str, Codec] | None = None,
     metrics: RpcMetrics | None = None,
     unsent: Unsent | None = None,
+    permissions: Permissions | None = None,
 ) -> None:
     """Serves `service` by `method_handlers`."""
-    handlers = method_handlers(service, servicer, overrides, metrics, unsent)
+    handlers = method_handlers(service, servicer, overrides, metrics, unsent, permissions)
     by_name = {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
     generic = grpc.method_handlers_generic_handler(service.full_name, by_name)
     server.add_generic_rpc_handlers((generic,))
@@ -44,6 +46,7 @@ def method_handlers(
     overrides: Mapping[str, Codec] | None = None,
     metrics: RpcMetrics | None = None,
     unsent: Unsent | None = None,
+    permissions: Permissions | None = None,
 ) -> dict[str, RpcMethodHandler]:
     """The methods of `servicer` that have the names of the service's rpcs, by their paths.
 
@@ -53,7 +56,8 @@ def method_handlers(
     any other exception is logged and travels as Internal.  gRPC cannot end a call with a status
     while one of its writes is under way: a method that writes raises only between its writes, and
     cancels none unless it is cancelled itself.  `overrides` names, for a method, other (request
-    decoder, answer encoder) than the generated classes: the views of the hot path.
+    decoder, answer encoder) than the generated classes: the views of the hot path.  `permissions`:
+    who may call them; None: everybody.
     """
     overrides = overrides or {}
     unknown = set(overrides) - set(service.methods_by_name)
@@ -61,7 +65,7 @@ def method_handlers(
         raise ValueError(f"{service.full_name} has no {', '.join(sorted(unknown))}")
     return {
         f"/{service.full_name}/{method.name}": _handler(
-            method, servicer, overrides.get(method.name), metrics, unsent
+            method, servicer, overrides.get(method.name), metrics, unsent, permissions
         )
         for method in service.methods
         if not _is_left_out(getattr(servicer, method.name))
@@ -79,6 +83,7 @@ def _handler(
     codec: Codec | None,
     metrics: RpcMetrics | None,
     unsent: Unsent | None,
+    permissions: Permissions | None,
 ) -> RpcMethodHandler:
     behaviour = getattr(servicer, method.name)
     decode, encode = codec or (
@@ -92,6 +97,9 @@ def _handler(
     watch = Watch(method.containing_service.full_name, method.name, unary, metrics)
     if unsent is not None and encode is not bytes:
         behaviour, encode = _counted(behaviour, method, encode, unsent), bytes
+    if permissions is not None:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        behaviour = permissions.around(behaviour, path, requests=method.client_streaming)
     guard = guard_generator if inspect.isasyncgenfunction(behaviour) else guard_coroutine
     return make(guard(behaviour, watch), request_deserializer=decode, response_serializer=encode)
 

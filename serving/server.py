@@ -27,6 +27,8 @@ from duemq.transport.channel import (
 from duemq_server.serving import health
 from duemq_server.serving.methods import Codec, LaterServices, add_service, method_handlers
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
+from duemq_server.serving.permissions.access import Permissions
+from duemq_server.serving.permissions.permissions_file import PermissionsFile
 from duemq_server.serving.resources import connections, memory
 from duemq_server.serving.settings import ProcessSettings, check_address
 from duemq_server.serving.tls import server_credentials
@@ -70,6 +72,7 @@ class Server:
     def __init__(
         self, settings: ProcessSettings, registry: CollectorRegistry | None = None
     ) -> None:
+        """Raises InvalidArgument where its file of permissions is of no use."""
         self.registry = registry if registry is not None else new_registry()
         """Where the process's own metrics go, too."""
         self.draining = asyncio.Event()
@@ -89,6 +92,9 @@ class Server:
         )
         """Answers that clients have not read yet."""
         self._metrics.show(self.unsent)
+        self._permissions: Permissions | None = None
+        if settings.permissions:
+            self._permissions = Permissions(PermissionsFile(settings.permissions).policy)
         self._watching: list[asyncio.Task[None]] = []
         self._cannot_cut = False  # which is told once, and not at each look
         self._server = grpc.aio.server(options=list(OPTIONS))
@@ -107,10 +113,20 @@ class Server:
         """Serves `service`; see `add_service`.  It is NOT_SERVING until `ready()`."""
         if self._later is not None and self._later.expects(service):
             self._later.add(
-                method_handlers(service, servicer, overrides, self._metrics, self.unsent)
+                method_handlers(
+                    service, servicer, overrides, self._metrics, self.unsent, self._permissions
+                )
             )
             return
-        add_service(self._server, service, servicer, overrides, self._metrics, self.unsent)
+        add_service(
+            self._server,
+            service,
+            servicer,
+            overrides,
+            self._metrics,
+            self.unsent,
+            self._permissions,
+        )
         self._services.append(service.full_name)
 
     def expect(

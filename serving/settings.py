@@ -79,6 +79,9 @@ class ProcessSettings:
     tls_verify_clients: bool = setting(
         False, "only clients with a certificate of tls_ca are served"
     )
+    permissions: str = setting(
+        "", "TOML file that says who may do what, by names in certificates; empty: all, everything"
+    )
     health_listen: str = setting(
         "", "HOST:PORT that serves gRPC health without TLS, for probes; empty: off"
     )
@@ -119,6 +122,12 @@ class ProcessSettings:
                 raise InvalidArgument(f"tls_cert must be given with {given}", field="tls_cert")
         if self.tls_verify_clients and not self.tls_ca:
             raise InvalidArgument("tls_ca must be given with tls_verify_clients", field="tls_ca")
+        if self.permissions and not self.tls_verify_clients:
+            raise InvalidArgument(
+                "tls_verify_clients must be given with permissions: who calls is known by"
+                " certificates",
+                field="tls_verify_clients",
+            )
 
     @property
     def tls(self) -> Tls | None:

@@ -31,6 +31,8 @@ from duemq_server.broker.slices import compiled
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.serving.permissions.access import ACCESS
+from duemq_server.serving.permissions.rights import Action, Need
 from duemq_server.serving.unsent import Unsent
 
 # What filters look at before others have a turn, in reads as large as they may be.
@@ -240,6 +242,8 @@ class PullRequests:
         )
 
     def _queue_of(self, group: str, read: QueueRead) -> Queue:
+        if (access := ACCESS.get()) is not None:
+            access.check((Need(Action.RECEIVE, read.topic),))
         queue = self._store.queue(read.topic, read.queue_id, read.topic_id)
         if group and read.generation:
             self._store.offsets.check_fence(

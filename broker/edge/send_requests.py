@@ -21,6 +21,8 @@ from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.store.store import Accepted, Store
 from duemq_server.serving import spans
+from duemq_server.serving.permissions.access import ACCESS
+from duemq_server.serving.permissions.rights import Action
 
 BATCHES_MAX = 1_024
 # Requests of one stream that wait for the disk; more of them wait in the connection's buffers.
@@ -178,6 +180,10 @@ class SendRequests:
             checked = self._refused(received) | await asyncio.to_thread(_check_all, slow)
         else:
             checked = self._refused(received)
+        if (access := ACCESS.get()) is not None:
+            for index, batch in enumerate(received):
+                if (denied := access.refusal(Action.SEND, batch.topic)) is not None:
+                    checked[index] = denied
         await self._gate.hold([batch.not_before_ms for batch in received])
         now_ms = self._now_ms()
         settled = 0

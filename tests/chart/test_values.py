@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from duemq_analytics import __main__ as command
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving import settings as rpc_settings
+from duemq_server.serving.permissions.rights import Action, Need, parse
 from tests.chart.conftest import CHART, VALUES, RefusedValuesError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,7 +28,7 @@ ROLES = {
 MANAGED = {"listen", "advertise", "metrics_listen", "name", "data_dir", "nameservers"}
 MANAGED |= {"replica", "replicas", "lease_store"}
 MANAGED |= {"lease_store_ca", "lease_store_cert", "lease_store_key"}
-MANAGED |= {"tls_ca", "tls_cert", "tls_key", "tls_verify_clients", "health_listen"}
+MANAGED |= {"tls_ca", "tls_cert", "tls_key", "tls_verify_clients", "permissions", "health_listen"}
 MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}
 
 
@@ -552,3 +553,25 @@ def arguments(container):
     if read["command"] == "land":
         wanted |= {name: read[name] for name in ("output", "skip_lost")}
     return {"run": read["command"], **wanted}
+
+
+def test_permissions_are_a_file_that_changes_without_a_restart(helm):
+    def templates(objects):
+        return [one["spec"]["template"] for role in ROLES for one in sets_of(objects, role)]
+
+    def of_shop(objects, role):
+        return parse(find(objects, "ConfigMap", role)["data"]["permissions.toml"]).allows(
+            {"shop.example.org"}, Need(Action.SEND, "orders-1")
+        )
+
+    before = helm.template("tls")
+    assert all(of_shop(before, role) for role in ROLES)
+    text = find(before, "ConfigMap", "broker")["data"]["permissions.toml"]
+    after = helm.template("tls", {"tls": {"permissions": text.replace("orders", "returns")}})
+    assert not any(of_shop(after, role) for role in ROLES)
+    assert templates(before) == templates(after)
+
+
+def test_permissions_without_clients_certificates_are_refused(helm):
+    with pytest.raises(RefusedValuesError, match="permissions needs"):
+        helm.template("tls", {"tls": {"verifyClients": False}})

@@ -1,4 +1,4 @@
-"""A whole cluster that speaks nothing but TLS, and serves nobody without a certificate."""
+"""A whole cluster that speaks TLS alone, and serves nobody without a certificate and rights."""
 
 from __future__ import annotations
 
@@ -21,6 +21,21 @@ from tests.cluster.harness import WAIT_S, rows, topic_name, until
 pytestmark = needs_openssl
 
 BROKER = "broker-0"
+ALLOWED = """
+[[allow]]
+names = ["server"]
+service = true
+
+[[allow]]
+names = ["mine"]
+send = ["*", "%TRACE%"]
+receive = ["*"]
+groups = ["*"]
+
+[[allow]]
+names = ["shop.example.org"]
+send = ["shop-*"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +52,20 @@ def mine(folder: Path) -> Tls:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[EmbeddedCluster]:
+    permissions = folder / "permissions.toml"
+    permissions.write_text(ALLOWED)
+    permitted = ["--permissions", str(permissions)]
     with EmbeddedCluster(
         tmp_path_factory.mktemp("cluster"),
         brokers=1,
         replicas=3,
         tls=certificate(folder / "ca.pem", "server"),
         verify_clients=True,
-        flags={"broker": ["--tracing", "duemq"], "timer": ["--tracing", "duemq"]},
+        flags={
+            "nameserver": permitted,
+            "broker": ["--tracing", "duemq", *permitted],
+            "timer": ["--tracing", "duemq", *permitted],
+        },
     ) as embedded:
         yield embedded
 
@@ -102,6 +124,31 @@ def test_who_has_no_certificate_is_told_so(cluster: EmbeddedCluster, mine: Tls) 
     done = duemq(cluster, Tls(ca=mine.ca), "topic", "list")
     assert done.returncode == 3
     assert "speaks TLS, but no connection came of it" in done.stderr
+
+
+def test_who_may_send_somewhere_does_nothing_else(cluster: EmbeddedCluster, folder: Path) -> None:
+    shop = certificate(folder / "ca.pem", "anybody", san="DNS:shop.example.org")
+    mine, other = f"shop-{topic_name()}", topic_name()
+    keyed = ("--delay", "1h", "--timer-key", "k")
+    assert rows(duemq(cluster, shop, "send", mine, "now", "--json"))
+    assert rows(duemq(cluster, shop, "send", mine, "later", *keyed, "--json"))
+    named = ("--topic", mine, "--timer-key", "k")
+    (cancelled,) = rows(duemq(cluster, shop, "timer", "cancel", *named, "--json"))
+    assert cancelled["outcome"] == "cancelled"
+    for command, said in (
+        (("send", other, "now"), f"send to topic {other}"),
+        (("send", other, "later", *keyed), f"send to topic {other}"),
+        (("tail", mine), f"receive from topic {mine}"),
+        (("consume", mine, "--group", "g"), "consume in group g"),
+        (("timer", "hold", "--topic", mine), "administer"),
+        (("schedule", "list"), "use schedule *"),
+        (("topic", "delete", mine, "--yes"), "administer"),
+        (("cluster", "forget", BROKER, "--yes"), "administer"),
+        (("replica", "lead", BROKER, "b"), "administer"),
+    ):
+        done = duemq(cluster, shop, *command)
+        assert done.returncode == 1, (command, done)
+        assert f"anybody may not {said}" in done.stderr, (command, done)
 
 
 def test_a_context_keeps_the_files(cluster: EmbeddedCluster, mine: Tls, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ class Cluster:
     async def start_nameserver(self) -> None:
         clock = SteadyClock()
         self.registry = registry = Registry(clock.now_ms(), expiry_ms=30_000)
-        tls = {name: value for name, value in self._settings.items() if name.startswith("tls_")}
+        shared = [name for name in self._settings if name.startswith(("tls_", "permissions"))]
+        tls = {name: self._settings[name] for name in shared}
         settings = NameserverSettings(
             listen="127.0.0.1:0", ready_after=0.0, drain_timeout=0.0, **tls
         )

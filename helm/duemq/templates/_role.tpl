@@ -39,6 +39,10 @@ metadata:
 data:
   duemq.toml: |
     {{- include "duemq.role.config" . | trim | nindent 4 }}
+  {{- with .root.Values.tls.permissions }}
+  permissions.toml: |
+    {{- . | trim | nindent 4 }}
+  {{- end }}
 {{- end -}}
 
 {{/* Gives every pod a name.  Not-ready pods, too: they register, and are found, by it. */}}
@@ -116,6 +120,9 @@ spec:
 {{- end }}
 {{- if and .root.Values.tls.secretName (has (int .root.Values.tls.healthPort) (list (int .values.port) (int .values.metricsPort))) }}
 {{- fail (printf "%s: tls.healthPort is %v, which is its port or metricsPort" .role .root.Values.tls.healthPort) }}
+{{- end }}
+{{- if and .root.Values.tls.permissions (not (and .root.Values.tls.secretName .root.Values.tls.verifyClients)) }}
+{{- fail "tls.permissions needs tls.secretName and tls.verifyClients: who calls is known by certificates" }}
 {{- end }}
 {{- $persistence := default dict .values.persistence -}}
 apiVersion: apps/v1
@@ -235,6 +242,9 @@ containers:
       {{- if .root.Values.tls.secretName }}
       {{- if .root.Values.tls.verifyClients }}
       - --tls-verify-clients
+      {{- end }}
+      {{- if .root.Values.tls.permissions }}
+      - --permissions=/etc/duemq/permissions.toml
       {{- end }}
       - --health-listen=0.0.0.0:{{ .root.Values.tls.healthPort }}
       {{- end }}

@@ -8,7 +8,13 @@ from contextlib import suppress
 
 from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
-from duemq.errors import DuemqError, InstanceNotFound, InvalidArgument, Unavailable
+from duemq.errors import (
+    DuemqError,
+    InstanceNotFound,
+    InvalidArgument,
+    PermissionDenied,
+    Unavailable,
+)
 from duemq.protocol.route import RouteCache
 from duemq.v1 import nameserver_pb2, stubs
 
@@ -79,7 +85,7 @@ class Forgetting(TimerShards):
             forget = stubs.NameserverStub.ask("Forget", request)
             try:
                 answers[address] = await self._client.once(address, forget, TIMEOUT_S)
-            except InvalidArgument:
+            except (InvalidArgument, PermissionDenied):
                 raise
             except InstanceNotFound as error:
                 unknown.append(error)

@@ -261,8 +261,7 @@ class RouteCache:
     def _remember(self, routes: Mapping[str, Route], brokers: Mapping[str, Broker]) -> None:
         """Before an update is taken over: keeps the queues of brokers that it no longer names.
 
-        A broker that comes back says itself what it serves.  A topic that vanishes although one of
-        its brokers is there was deleted.
+        A topic that vanishes although one of its brokers is there was deleted.
         """
         for name in brokers:
             self._away.pop(name, None)

@@ -156,8 +156,7 @@ class SpanQueue(SpanProcessor):
     def _export(self, *, whole: bool = True) -> None:
         """What is worth an export, or the `whole`: a small export costs as much.
 
-        All that waits now, of each kind, and nothing for its own sake of what comes meanwhile:
-        something does, always, where there is enough to do.
+        All that waits now, of each kind; what comes meanwhile only goes along.
         """
         with self._exporting:
             token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))

@@ -130,8 +130,7 @@ def _regular(records: bytes, start: int, past: int) -> tuple[int, int]:
 def _by_column(records: bytes, start: int, stop: int, size: int) -> Sequence[int]:
     """Where the properties are, if all entries, of this size, have a sampled one at one place.
 
-    What a run of `send_many` looks like.  It takes a slice for each byte of a property's head, not
-    a search for each record.
+    As `send_many` makes them.  It takes a slice for each byte of a property's head.
     """
     at = records.find(_ENCODED_PROPERTY, start, start + size)
     if at < 0 or at + _USUAL_BYTES > start + size:

@@ -97,7 +97,7 @@ class Client:
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
         ready = asyncio.create_task(watcher.ready(timeout_s))
         found: list[Finding] = []
-        look = asyncio.create_task(self._look(found, timeout_s))
+        look = asyncio.create_task(self._look(watcher, found, timeout_s))
         try:
             await asyncio.wait([ready, look], return_when=asyncio.FIRST_COMPLETED)
             if look.done() and not ready.done():
@@ -114,13 +114,14 @@ class Client:
             ready.cancel()
             look.cancel()
 
-    async def _look(self, found: list[Finding], timeout_s: float) -> None:
+    async def _look(self, watcher: RouteWatcher, found: list[Finding], timeout_s: float) -> None:
         """Keeps `found` up to date: what is at the nameservers' addresses; logs the first.
 
-        Raises InvalidArgument once none of them can ever be a nameserver's.
+        Raises InvalidArgument if none can ever be a nameserver's, PermissionDenied.
         """
         while not (found and all(each.mistaken for each in found)):
             await asyncio.sleep(min(LOOK_EVERY_S, timeout_s / 4))
+            watcher.check_permitted()
             first = not found
             found[:] = await asyncio.gather(
                 *(diagnose(address, self.settings.tls) for address in self.nameservers)
@@ -368,8 +369,7 @@ class Client:
     def _leave_moved(self) -> None:
         """Closes the channels to where a broker or timer shard was, and nobody is now.
 
-        Another replica leads, or the process came back elsewhere.  Who is at the old address may be
-        stopped, and answer a call of long ago much later.
+        Who is at the old address may be stopped, and answer a call of long ago much later.
         """
         addresses = {each.name: each.address for each in self._routes.brokers}
         addresses |= {each.name: each.address for each in self._routes.timers}

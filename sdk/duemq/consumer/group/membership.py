@@ -252,9 +252,8 @@ class Membership:
     async def _talk(self, stream: Stream, name: str, owned: Iterable[MessageQueue]) -> None:
         """The hello, then heartbeats.
 
-        gRPC's write may wait for ever for a call whose channel is closed while it begins, as when
-        its broker is elsewhere.  The hello has half of the session: in the other half the member
-        can come back.
+        gRPC's write may wait for ever for a call whose channel is closed while it begins.  The
+        hello has half of the session: in the other half the member can come back.
         """
         wait_s = self._session_timeout_s / 2
         try:

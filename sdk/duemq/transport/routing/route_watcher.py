@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from duemq.errors import Closed, DuemqError, Timeout, Unavailable
+from duemq.errors import Closed, DuemqError, PermissionDenied, Timeout, Unavailable
 from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.route import (
     Broker,
@@ -125,6 +125,13 @@ class RouteWatcher:
     def live(self) -> bool:
         """A nameserver is pushing to the cache.  False: the cache may be out of date."""
         return self._views.connected
+
+    def check_permitted(self) -> None:
+        """Raises PermissionDenied if every nameserver says so."""
+        errors = self._errors.values()
+        denied = [error for error in errors if isinstance(error, PermissionDenied)]
+        if len(denied) == len(self._nameservers):
+            raise denied[0]
 
     def story(self) -> str:
         """What each nameserver says, for people: "ns1:9876 lists b1, b2; ns2:9876 …"."""

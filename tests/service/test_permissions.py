@@ -1,0 +1,180 @@
+"""Who may do what: every client by its certificate, through the SDK."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from duemq.aio import Admin, Producer, PullConsumer, PushConsumer
+from duemq.consumer.settings import ConsumerSettings
+from duemq.errors import PermissionDenied
+from duemq.settings import ClientSettings, ProducerSettings, Tls
+from tests.certificates import authority, certificate, needs_openssl
+from tests.service.running_cluster import WAIT_S, running_cluster, until
+
+pytestmark = needs_openssl
+
+ALLOWED = """
+[[allow]]
+names = ["cluster"]
+service = true
+
+[[allow]]
+names = ["shop"]
+send = ["orders*"]
+
+[[allow]]
+names = ["billing"]
+receive = ["orders"]
+groups = ["billing"]
+
+[[allow]]
+names = ["operator"]
+admin = true
+"""
+
+
+class Guarded:
+    """A cluster with permissions, and the certificates of its clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ca = authority(directory)
+        self.file = directory / "permissions.toml"
+        self.file.write_text(ALLOWED)
+        mine = self.tls("cluster")
+        self.settings = {
+            "tls_cert": mine.cert,
+            "tls_key": mine.key,
+            "tls_ca": mine.ca,
+            "tls_verify_clients": True,
+            "permissions": str(self.file),
+        }
+
+    def tls(self, name: str) -> Tls:
+        return certificate(self._ca, name)
+
+    def client(self, name: str) -> ClientSettings:
+        return ClientSettings(tls=self.tls(name))
+
+    def producer(self, cluster, name: str) -> Producer:
+        settings = ProducerSettings(client=self.client(name))
+        return Producer(cluster.nameserver, settings=settings)
+
+    def consumer_settings(self, name: str) -> ConsumerSettings:
+        return ConsumerSettings(client=self.client(name), start_from="earliest")
+
+    def admin(self, cluster, name: str) -> Admin:
+        return Admin(cluster.nameserver, settings=self.client(name))
+
+
+async def repeated(act: Callable[[], Awaitable[object]]) -> None:
+    """Until it fails."""
+    while True:
+        await act()
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    return Guarded(tmp_path)
+
+
+async def test_each_does_what_it_may(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", "b1", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            for number in range(20):
+                await producer.send("orders", b"%d" % number)
+        received: set[bytes] = set()
+        consumer = PushConsumer(
+            "billing",
+            "orders",
+            lambda message: received.add(message.body),
+            nameserver=cluster.nameserver,
+            settings=guarded.consumer_settings("billing"),
+        )
+        async with consumer:
+            await until(lambda: len(received) == 20)
+        async with guarded.admin(cluster, "operator") as admin:
+            assert {each.name for each in await admin.topics()} == {"orders"}
+            await admin.delete_topic("orders")
+
+
+async def test_a_topic_that_one_may_not_send_to_holds_up_no_other(tmp_path, guarded):
+    async with (
+        running_cluster(tmp_path, "b0", **guarded.settings) as cluster,
+        guarded.producer(cluster, "shop") as producer,
+        guarded.admin(cluster, "operator") as admin,
+    ):
+        await admin.create_topic("payments")
+        with pytest.raises(PermissionDenied, match="shop may not send to topic payments") as said:
+            await producer.send("payments", b"1")
+        assert (said.value.field, said.value.value) == ("topic", "payments")
+        refused, taken = await asyncio.gather(
+            producer.send("payments", b"2"), producer.send("orders", b"3"), return_exceptions=True
+        )
+        assert isinstance(refused, PermissionDenied)
+        assert taken.topic == "orders"
+        with pytest.raises(PermissionDenied):  # nor make it
+            await producer.send("refunds", b"4")
+
+
+async def test_who_may_not_consume_hears_it_from_the_start(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+        for name, group, what in (
+            ("shop", "billing", "consume in group billing"),
+            ("billing", "audit", "consume in group audit"),
+        ):
+            consumer = PushConsumer(
+                group,
+                "orders",
+                print,
+                nameserver=cluster.nameserver,
+                settings=guarded.consumer_settings(name),
+            )
+            with pytest.raises(PermissionDenied, match=f"{name} may not {what}"):
+                await consumer.start()
+
+
+async def test_a_queue_that_one_may_not_read_is_refused_and_no_other(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+            await producer.send("orders-secret", b"2")
+        mine = guarded.consumer_settings("billing")
+        async with PullConsumer(nameserver=cluster.nameserver, settings=mine) as consumer:
+            await consumer.assign("orders", start_from="earliest")
+            assert [message.body for message in await consumer.poll(timeout_s=60)] == [b"1"]
+            with pytest.raises(PermissionDenied, match="billing may not receive from topic"):
+                await consumer.assign("orders-secret", start_from="earliest")
+
+
+async def test_who_has_no_rights_finds_nobody_and_hears_why(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        settings = ClientSettings(tls=guarded.tls("stranger"), connect_timeout_s=WAIT_S)
+        with pytest.raises(PermissionDenied, match="stranger may not do anything"):
+            await Producer(cluster.nameserver, settings=ProducerSettings(client=settings)).start()
+
+
+async def test_what_needs_an_administrator_is_refused_to_others(tmp_path, guarded):
+    async with (
+        running_cluster(tmp_path, "b0", **guarded.settings) as cluster,
+        guarded.admin(cluster, "shop") as admin,
+    ):
+        with pytest.raises(PermissionDenied, match="shop may not administer"):
+            await admin.create_topic("orders")
+
+
+async def test_a_file_that_changes_counts_for_streams_that_stand(tmp_path, guarded):
+    async with (
+        running_cluster(tmp_path, "b0", **guarded.settings) as cluster,
+        guarded.producer(cluster, "shop") as producer,
+    ):
+        await producer.send("orders", b"1")
+        guarded.file.write_text(ALLOWED.replace("orders*", "nothing"))
+        with pytest.raises(PermissionDenied):
+            await repeated(lambda: producer.send("orders", b"2"))
+        guarded.file.write_text("[[allow")  # half written: the one of before stays
+        with pytest.raises(PermissionDenied):
+            await producer.send("orders", b"3")
