@@ -58,6 +58,7 @@ class Access:
         field, what = _SAID[need.action]
         name = _EVERY_NAME if need.name == EVERY else need.name
         who = self._names[0] if self._names else "a certificate without names"
+        who = who if who.isprintable() else ascii(who)
         error = PermissionDenied(
             f"permissions: {who} may not {what.format(name)}", field=field, value=name
         )
@@ -122,6 +123,9 @@ class Permissions:
 
 
 async def _each(requests: AsyncIterable[Any], access: Access, needs: Needs) -> AsyncIterator[Any]:
+    """What has no needs of its own, as a member's heartbeat, has those of what came before it."""
+    last: tuple[Need, ...] = ()
     async for request in requests:
-        access.check(needs(request))
+        last = tuple(needs(request)) or last
+        access.check(last)
         yield request

@@ -13,7 +13,7 @@ has the rights of all.  A name that no entry has may do nothing.
 import enum
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from duemq.errors import InvalidArgument
@@ -21,6 +21,8 @@ from duemq.protocol import checks
 from duemq.protocol.names import SYSTEM_SIGN, group_of
 
 EVERYBODY = "*"
+# Answers that are kept; made-up names of topics take the place of others.
+ANSWERS_MAX = 10_000
 FIELD = "permissions"
 
 
@@ -68,9 +70,9 @@ class Entry:
     admin: bool = False
     service: bool = False
 
-    def has(self, name: str) -> bool:
-        """Whether it is of a certificate with this name."""
-        return any(each in (name, EVERYBODY) for each in self.names)
+    def has_any(self, names: tuple[str, ...]) -> bool:
+        """Whether it is of a certificate with these names."""
+        return any(name in self.names or EVERYBODY in self.names for name in names)
 
     def allows(self, need: Need) -> bool:
         """Whether it gives this right."""
@@ -79,17 +81,22 @@ class Entry:
         return _ALLOWED[need.action](self, need.name)
 
 
-@dataclass(frozen=True, slots=True)
 class Policy:
-    """All entries."""
+    """All entries, and what was asked of them: each request asks."""
 
-    entries: tuple[Entry, ...] = field(default=())
+    def __init__(self, entries: Collection[Entry]) -> None:
+        self.entries = tuple(entries)
+        self._answers: dict[tuple[tuple[str, ...], Need], bool] = {}
 
-    def allows(self, names: Collection[str], need: Need) -> bool:
+    def allows(self, names: tuple[str, ...], need: Need) -> bool:
         """Whether who has these names may do it."""
-        return any(
-            entry.allows(need) for entry in self.entries if any(entry.has(each) for each in names)
-        )
+        answer = self._answers.get((names, need))
+        if answer is None:
+            answer = any(entry.allows(need) for entry in self.entries if entry.has_any(names))
+            if len(self._answers) >= ANSWERS_MAX:
+                self._answers.clear()
+            self._answers[names, need] = answer
+        return answer
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:

@@ -561,7 +561,7 @@ def test_permissions_are_a_file_that_changes_without_a_restart(helm):
 
     def of_shop(objects, role):
         return parse(find(objects, "ConfigMap", role)["data"]["permissions.toml"]).allows(
-            {"shop.example.org"}, Need(Action.SEND, "orders-1")
+            ("shop.example.org",), Need(Action.SEND, "orders-1")
         )
 
     before = helm.template("tls")

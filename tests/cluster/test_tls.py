@@ -144,7 +144,7 @@ def test_who_may_send_somewhere_does_nothing_else(cluster: EmbeddedCluster, fold
         (("schedule", "list"), "use schedule *"),
         (("topic", "delete", mine, "--yes"), "administer"),
         (("cluster", "forget", BROKER, "--yes"), "administer"),
-        (("replica", "lead", BROKER, "b"), "administer"),
+        (("replica", "lead", f"{BROKER}/b"), "administer"),
     ):
         done = duemq(cluster, shop, *command)
         assert done.returncode == 1, (command, done)

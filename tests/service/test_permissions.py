@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,20 @@ async def test_who_may_not_consume_hears_it_from_the_start(tmp_path, guarded):
             )
             with pytest.raises(PermissionDenied, match=f"{name} may not {what}"):
                 await consumer.start()
+
+
+async def test_a_member_that_loses_its_group_ends_and_says_so(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+        settings = replace(guarded.consumer_settings("billing"), session_timeout_s=1.5)
+        consumer = PushConsumer(
+            "billing", "orders", print, nameserver=cluster.nameserver, settings=settings
+        )
+        await consumer.start()
+        guarded.file.write_text(ALLOWED.replace('groups = ["billing"]', ""))
+        with pytest.raises(PermissionDenied, match="billing may not consume in group billing"):
+            await consumer.run()
 
 
 async def test_a_queue_that_one_may_not_read_is_refused_and_no_other(tmp_path, guarded):

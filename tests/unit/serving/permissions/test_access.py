@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from duemq.errors import PermissionDenied
-from duemq.v1 import broker_pb2
+from duemq.v1 import broker_pb2, group_pb2
 from duemq_server.serving.permissions.access import ACCESS, Permissions
 from duemq_server.serving.permissions.rights import Action, Policy, parse
 
@@ -80,6 +80,34 @@ async def test_each_request_of_a_stream_is_looked_at_by_what_counts_then():
     with pytest.raises(PermissionDenied):
         await stream(requests(), ME)
     assert guarded.called == [of("billing")]
+
+
+async def test_a_heartbeat_needs_what_its_hello_did():
+    guarded = Guarded(SERVICE + '[[allow]]\nnames = ["me"]\ngroups = ["billing"]\n')
+    events: list[str] = []
+
+    async def join(requests: AsyncIterator[group_pb2.MemberEvent], _: Context) -> None:
+        async for event in requests:
+            events.append(str(event.WhichOneof("event")))
+            if len(events) == 2:
+                guarded.policy = parse(SERVICE)
+
+    async def requests() -> AsyncIterator[group_pb2.MemberEvent]:
+        yield group_pb2.MemberEvent(hello=group_pb2.Hello(group="billing"))
+        while True:
+            yield group_pb2.MemberEvent(heartbeat=group_pb2.Heartbeat())
+
+    member = guarded.permissions.around(join, "/duemq.v1.GroupCoordinator/Join", requests=True)
+    with pytest.raises(PermissionDenied, match="group billing"):
+        await member(requests(), ME)
+    assert events == ["hello", "heartbeat"]
+
+
+async def test_names_cannot_write_into_the_log(caplog):
+    guarded = Guarded(SERVICE)
+    pull = guarded.permissions.around(guarded.pull, "/duemq.v1.Broker/Pull", requests=False)
+    with pytest.raises(PermissionDenied, match=r"'me\\nERROR' may not"):
+        await pull(of("g"), Context(x509_common_name=[b"me\nERROR"]))
 
 
 async def test_a_method_that_generates_stays_one():

@@ -25,7 +25,9 @@ class Watched:
         os.replace(new, self.path)  # another file: its stamp differs, however fast this is
 
     def served_by(self, *names):
-        return [name for name in names if self.file.policy().allows([name], Need(Action.SERVE, ""))]
+        return [
+            name for name in names if self.file.policy().allows((name,), Need(Action.SERVE, ""))
+        ]
 
 
 @pytest.fixture
