@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from duemq import Admin
-from duemq.descriptions import TimerCount
-from duemq.errors import DuemqError, GroupNotFound, PartialAnswer, TopicNotFound
+from duemq.errors import DuemqError, GroupNotFound, InvalidArgument, PartialAnswer, TopicNotFound
 from duemq_server.local_cluster import EmbeddedCluster
 
 QUEUES_DEFAULT = 4
@@ -100,7 +98,7 @@ def _remove(nameserver: str, topics: Sequence[str], tell_left: Callable[[str], N
 
 def _remove_one(admin: Admin, topic: str) -> None:
     """With its delayed messages, which would wait for it for ever, and the group that read it."""
-    if _pending(admin, topic):
+    if _may_be_pending(admin, topic):
         admin.cancel_pending(topic)
     with suppress(TopicNotFound):
         admin.delete_topic(topic)
@@ -108,9 +106,12 @@ def _remove_one(admin: Admin, topic: str) -> None:
         admin.delete_group(group_of(topic))
 
 
-def _pending(admin: Admin, topic: str) -> int:
+def _may_be_pending(admin: Admin, topic: str) -> bool:
     try:
-        counts = admin.count_timers(topic)
-    except PartialAnswer as error:  # there may be no timer service
-        counts = cast(list[TimerCount], error.partial or [])
-    return sum(each.pending for each in counts)
+        return any(each.pending for each in admin.count_timers(topic))
+    except InvalidArgument:  # counted with other topics
+        return True
+    except PartialAnswer:
+        if any(each.id for each in admin.timer_owners()):
+            raise  # who is away may have some
+        return False  # there is no timer service

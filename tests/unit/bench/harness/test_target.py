@@ -4,10 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from duemq.descriptions import TimerCount
-from duemq.errors import GroupNotFound, PartialAnswer, TopicNotFound, Unavailable
+from duemq.descriptions import TimerCount, TimerOwner
+from duemq.errors import (
+    DuemqError,
+    GroupNotFound,
+    InvalidArgument,
+    PartialAnswer,
+    TopicNotFound,
+    Unavailable,
+)
 from duemq_server.bench.harness import target as module
 from duemq_server.bench.harness.target import target
+
+AWAY = PartialAnswer("no answer of timer shard 0", partial=[TimerCount("a")])
 
 
 class Elsewhere:
@@ -18,6 +27,8 @@ class Elsewhere:
         self.groups = {"theirs"}
         self.pending = {"theirs": 5}
         self.away = False
+        self.owner = 0  # of the queues of delayed messages; 0: there is no timer service
+        self.uncounted: DuemqError | None = None
         self.refuses: str | None = None
 
     def __call__(self, nameserver: str) -> "Elsewhere":
@@ -36,12 +47,15 @@ class Elsewhere:
         self.topics.add(name)
 
     def count_timers(self, topic: str) -> list[TimerCount]:
-        if not self.pending:
-            raise PartialAnswer("no timer service", partial=[TimerCount(topic)])
+        if self.uncounted is not None:
+            raise self.uncounted
         return [TimerCount(topic, pending=self.pending.get(topic, 0))]
 
+    def timer_owners(self) -> list[TimerOwner]:
+        return [TimerOwner("b0", 0, self.owner, "t0", 0, 1)]
+
     def cancel_pending(self, topic: str) -> None:
-        del self.pending[topic]
+        self.pending.pop(topic, None)
 
     def delete_topic(self, name: str) -> None:
         if name == self.refuses:
@@ -90,10 +104,29 @@ def test_its_topics_go_and_all_others_stay(
 
 
 def test_there_may_be_no_timer_service(elsewhere: Elsewhere) -> None:
-    elsewhere.pending = {}
+    elsewhere.uncounted = AWAY
     with target("ns:1") as measured:
         measured.new_topic("a")
     assert elsewhere.topics == {"theirs"}
+
+
+def test_what_a_timer_shard_that_is_away_may_have_keeps_its_topic(elsewhere: Elsewhere) -> None:
+    said: list[str] = []
+    with target("ns:1", tell_left=said.append) as measured:
+        topic = measured.new_topic("a")
+        elsewhere.owner, elsewhere.uncounted = 7, AWAY
+    assert topic in elsewhere.topics
+    assert said == [f"topic {topic} is left, with its group: {AWAY}"]
+
+
+def test_what_is_counted_with_other_topics_goes_uncounted(elsewhere: Elsewhere) -> None:
+    said: list[str] = []
+    with target("ns:1", tell_left=said.append) as measured:
+        elsewhere.pending[measured.new_topic("a")] = 3
+        elsewhere.uncounted = InvalidArgument("this shard has had more than 4096 topics")
+    assert elsewhere.topics == {"theirs"}
+    assert elsewhere.pending == {"theirs": 5}
+    assert said == []
 
 
 def test_they_are_kept_where_that_is_asked_for(elsewhere: Elsewhere) -> None:
