@@ -28,6 +28,9 @@ class Elsewhere:
         self.pending = {"theirs": 5}
         self.away = False
         self.owner = 0  # of the queues of delayed messages; 0: there is no timer service
+        self.takes_over = True
+        self.cancelled = 0
+        self.waiting = 0  # delayed messages that no timer shard has taken over
         self.uncounted: DuemqError | None = None
         self.refuses: str | None = None
 
@@ -49,12 +52,21 @@ class Elsewhere:
     def count_timers(self, topic: str) -> list[TimerCount]:
         if self.uncounted is not None:
             raise self.uncounted
-        return [TimerCount(topic, pending=self.pending.get(topic, 0))]
+        pending = self.pending.get(topic, 0)
+        return [TimerCount(topic, pending=pending, accepted=pending)]
 
     def timer_owners(self) -> list[TimerOwner]:
-        return [TimerOwner("b0", 0, self.owner, "t0", 0, 1)]
+        taken_over = 9 - self.waiting
+        owner = TimerOwner(
+            "b0", 0, self.owner, "t0", 0, 1, taken_over=taken_over, waiting=self.waiting
+        )
+        if self.waiting and self.takes_over:
+            self.waiting -= 1
+            self.pending[next(reversed(self.pending))] += 1
+        return [owner]
 
     def cancel_pending(self, topic: str) -> None:
+        self.cancelled += self.pending.get(topic, 0)
         self.pending.pop(topic, None)
 
     def delete_topic(self, name: str) -> None:
@@ -117,6 +129,23 @@ def test_what_a_timer_shard_that_is_away_may_have_keeps_its_topic(elsewhere: Els
         elsewhere.owner, elsewhere.uncounted = 7, AWAY
     assert topic in elsewhere.topics
     assert said == [f"topic {topic} is left, with its group: {AWAY}"]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_what_no_timer_shard_has_taken_over_yet_is_waited_for(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    """They cancel what they have, and the rest would wait for the topic for ever."""
+    monkeypatch.setattr(module, "POLL_S", 0.0)
+    monkeypatch.setattr(module, "TAKEN_OVER_S", 60 if in_time else 0)
+    said: list[str] = []
+    with target("ns:1", tell_left=said.append) as measured:
+        elsewhere.pending[topic := measured.new_topic("a")] = 1
+        elsewhere.owner, elsewhere.waiting, elsewhere.takes_over = 7, 4, in_time
+    assert (elsewhere.cancelled, topic in elsewhere.topics) == (
+        (5, False) if in_time else (0, True)
+    )
+    assert [topic in each for each in said] == [True] * (not in_time)
 
 
 def test_what_is_counted_with_other_topics_goes_uncounted(elsewhere: Elsewhere) -> None:
