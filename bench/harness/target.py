@@ -104,7 +104,7 @@ def _remove(nameserver: str, topics: Sequence[str], tell_left: Callable[[str], N
         left = dict.fromkeys(topics, str(error))
     finally:
         for topic, reason in left.items():
-            tell_left(f"topic {topic} is left, with its group: {reason}")
+            tell_left(f"topic {topic} or its group is left: {reason}")
 
 
 def _remove_one(admin: Admin, topic: str) -> None:
