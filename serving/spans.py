@@ -25,6 +25,7 @@ from duemq.tracing.spans import enabled, record, record_frame, traced
 
 __all__ = ["enabled", "record_fire", "record_schedule", "record_store", "traced"]
 
+NEVER = 1 << 62
 FIRE_SPANS_MAX = 64
 """Spans that one batch of fires becomes; more distinct due times share spans.
 
@@ -95,6 +96,7 @@ def record_fire(
     store_ms: int,
     start_ns: int,
     end_ns: int,
+    answered_ms: int = NEVER,
     records: bytes | memoryview = b"",
     sizes: Sequence[int] = (),
     error: BaseException | None = None,
@@ -102,9 +104,9 @@ def record_fire(
     """Records a batch of fires: from its dispatch to the broker's answer.
 
     One span for each run of one due time (ascending, one entry a record), so that lateness
-    (`store_ms`, the broker's, less due; 0: it was there before) stays exact without a span a
-    message.  `sizes` are the batch's side array; with `records` they find each run's creation
-    contexts.
+    (`store_ms`, the broker's, less due) stays exact without a span a message.  What was answered
+    sooner, at `answered_ms`, is shown then, or when it is due.  `sizes` are the batch's side array;
+    with `records` they find each run's creation contexts.
     """
     if not due_ms or not traced(topic) or not enabled():
         return
@@ -121,7 +123,7 @@ def record_fire(
             DUE_MS: due,
         }
         if error is None:
-            attributes[LATENESS_MS] = max(0, store_ms - due)
+            attributes[LATENESS_MS] = min(store_ms, max(answered_ms, due)) - due
         start = ends[first - 1] if ends and first else 0
         end = ends[past - 1] if ends else len(records)
         found = contexts_in(records, start=start, end=end)

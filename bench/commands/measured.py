@@ -71,12 +71,7 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         keep_topics: bool = False,
         **options: Any,
     ) -> Exit:
-        # DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
-        nameserver = session.nameserver if session.nameserver_written else None
-        if nameserver is not None and own_only:
-            session.output.note(f"{name} measures a cluster of its own, not that of --nameserver")
-            nameserver = None
-        place = suite.Place(nameserver, data, brokers, replicas, keep_topics)
+        place = suite.Place(nameserver_of(session, name), data, brokers, replicas, keep_topics)
         return measure(session, function(**options), place, name)[1]
 
     command.__doc__ = function.__doc__
@@ -90,6 +85,19 @@ def _keep_topics_option(own_only: bool) -> Callable[[Any], Any]:
     return click.option(
         "--keep-topics", is_flag=True, help="Leave the topics that it makes at --nameserver."
     )
+
+
+def nameserver_of(session: Session, name: str) -> str | None:
+    """Of the cluster that a benchmark measures; None: one of its own.
+
+    DUEMQ_NAMESERVER names the cluster that is worked with: no place for a million messages.
+    """
+    if not session.nameserver_written:
+        return None
+    if name in suite.OWN_CLUSTER_ONLY:
+        session.output.note(f"{name} measures a cluster of its own, not that of --nameserver")
+        return None
+    return session.nameserver
 
 
 def measure(

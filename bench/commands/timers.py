@@ -16,6 +16,7 @@ from duemq_server.bench.commands.measured import (
     count,
     measure,
     measured,
+    nameserver_of,
     others,
     rate,
     seconds,
@@ -119,10 +120,11 @@ def timers_matrix(
     Example:
       duemq bench timers-matrix --pending 10000 --pending 100000
     """
-    place = suite.Place(directory=data)
+    name = "timers-matrix"
+    place = suite.Place(nameserver_of(session, name), data)
     rows, exits = [], []
     for far in pending:
-        report, code = measure(session, {"pending": far, **options}, place, "timers-matrix")
+        report, code = measure(session, {"pending": far, **options}, place, name)
         rows.append((far, report.figures))
         exits.append(code)
     for line in table.lines(rows):

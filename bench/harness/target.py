@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from duemq import Admin
-from duemq.descriptions import TimerCount
-from duemq.errors import DuemqError, GroupNotFound, PartialAnswer, TopicNotFound
+from duemq.errors import (
+    DuemqError,
+    GroupNotFound,
+    InvalidArgument,
+    PartialAnswer,
+    Timeout,
+    TopicNotFound,
+)
 from duemq_server.local_cluster import EmbeddedCluster
 
 QUEUES_DEFAULT = 4
+# Brokers may have more delayed messages than timer shards have taken over by the end.
+TAKEN_OVER_S = 60
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -95,22 +104,42 @@ def _remove(nameserver: str, topics: Sequence[str], tell_left: Callable[[str], N
         left = dict.fromkeys(topics, str(error))
     finally:
         for topic, reason in left.items():
-            tell_left(f"topic {topic} is left, with its group: {reason}")
+            tell_left(f"topic {topic} or its group is left: {reason}")
 
 
 def _remove_one(admin: Admin, topic: str) -> None:
     """With its delayed messages, which would wait for it for ever, and the group that read it."""
-    if _pending(admin, topic):
-        admin.cancel_pending(topic)
+    if _count(admin, topic, "accepted"):
+        _wait_taken_over(admin)
+        if _count(admin, topic, "pending"):
+            admin.cancel_pending(topic)
     with suppress(TopicNotFound):
         admin.delete_topic(topic)
     with suppress(GroupNotFound):
         admin.delete_group(group_of(topic))
 
 
-def _pending(admin: Admin, topic: str) -> int:
+def _count(admin: Admin, topic: str, what: str) -> int:
+    """Of its delayed messages; 1: nobody knows."""
     try:
-        counts = admin.count_timers(topic)
-    except PartialAnswer as error:  # there may be no timer service
-        counts = cast(list[TimerCount], error.partial or [])
-    return sum(each.pending for each in counts)
+        return sum(getattr(each, what) for each in admin.count_timers(topic))
+    except InvalidArgument:  # counted with other topics
+        return 1
+    except PartialAnswer:
+        if any(each.id for each in admin.timer_owners()):
+            raise  # who is away may have some
+        return 0  # there is no timer service
+
+
+def _wait_taken_over(admin: Admin) -> None:
+    """Until timer shards have what brokers had: they cancel no other.  Raises Timeout."""
+    deadline = time.monotonic() + TAKEN_OVER_S
+    ends: dict[tuple[str, int | None], int] = {}
+    while True:
+        owned = {(each.broker, each.queue_id): each for each in admin.timer_owners() if each.id}
+        ends = ends or {place: each.taken_over + each.waiting for place, each in owned.items()}
+        if all(each.taken_over >= ends.get(place, 0) for place, each in owned.items()):
+            return
+        if time.monotonic() > deadline:
+            raise Timeout(f"brokers have delayed messages for timer shards after {TAKEN_OVER_S} s")
+        time.sleep(POLL_S)

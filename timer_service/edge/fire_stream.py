@@ -210,9 +210,7 @@ class FireStream:
         if not result.HasField("error"):
             self._shard.answered(batch, FireOutcome.STORED, result.store_ms)
             if spans.enabled() and spans.traced(batch.lane.id.topic):
-                # What was answered before its time is shown when it comes.
-                store_ms = min(result.store_ms, answered_ms)
-                _record_spans(batch, result.base_offset, store_ms, sent_ns)
+                _record_spans(batch, result.base_offset, result.store_ms, answered_ms, sent_ns)
             return
         error = status.from_proto(result.error)
         lane, reason = batch.lane, ""
@@ -226,7 +224,9 @@ class FireStream:
         self._shard.answered(batch, outcome, 0, reason)
 
 
-def _record_spans(batch: FireBatch, offset: int, store_ms: int, sent_ns: int) -> None:
+def _record_spans(
+    batch: FireBatch, offset: int, store_ms: int, answered_ms: int, sent_ns: int
+) -> None:
     """Of a stored batch."""
     lane = batch.lane.id
     spans.record_fire(
@@ -236,6 +236,7 @@ def _record_spans(batch: FireBatch, offset: int, store_ms: int, sent_ns: int) ->
         offset,
         batch.due_ms.tolist(),
         store_ms=store_ms,
+        answered_ms=answered_ms,
         start_ns=sent_ns,
         end_ns=time.time_ns(),
         records=batch.records,

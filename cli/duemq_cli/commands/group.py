@@ -293,8 +293,8 @@ def create(
     Groups need not be made, unless brokers run with auto_create_groups off; but so they can have
     retries of their own, or a place to start from (`duemq group reset`).  What is not given is as
     the brokers are set.  While a broker is away nothing is made (exit code 3).  The exit code is 1
-    if the group is there.  With --if-not-exists it is 0 then, and what is there is printed: it is
-    not changed.  With --json: group, retries_max, retry_delays_ms, retry_exponential.
+    if the group is there.  With --if-not-exists it is 0 then, and what is there is printed; brokers
+    that lack it get it so.  With --json: group, retries_max, retry_delays_ms, retry_exponential.
 
     \b
     Examples:
@@ -310,12 +310,15 @@ def create(
                 text = f"group {name!r} exists: `duemq group update` changes it"
                 session.output.error(InvalidArgument(text, field="name", value=name))
                 return Exit.FAILED
-            _told(session, name, admin.describe_group(name).retry or RetryPolicy())
-            return Exit.OK
-        refuse_missing(missing, NOTHING_CHANGED)
-        policy = admin.put_group(
-            name, retries_max=retries_max, retry_delays=delays, exponential=exponential
-        )
+            found = admin.describe_group(name)
+            policy = found.retry or RetryPolicy()
+            if found.without_settings:
+                admin.put_group(name, **_as_it_is(policy))
+        else:
+            refuse_missing(missing, NOTHING_CHANGED)
+            policy = admin.put_group(
+                name, retries_max=retries_max, retry_delays=delays, exponential=exponential
+            )
     _told(session, name, policy)
     return Exit.OK
 
@@ -347,21 +350,20 @@ def update(
         session.changes()
         found = admin.describe_group(name)
         refuse_missing(found.missing, NOTHING_CHANGED)  # the settings may be there alone
-        now = found.retry or RetryPolicy()
-        if retries_max is None:
-            retries_max = now.retries_max
-        if delays is None and exponential is None:
-            policy = admin.put_group(
-                name,
-                retries_max=retries_max,
-                retry_delays=[delay / 1000 for delay in now.delays_ms] or None,
-                exponential=now.exponential,
-            )
-        else:
-            policy = admin.put_group(
-                name, retries_max=retries_max, retry_delays=delays, exponential=exponential
-            )
+        wanted = _as_it_is(found.retry or RetryPolicy())
+        if retries_max is not None:
+            wanted["retries_max"] = retries_max
+        if delays is not None or exponential is not None:
+            wanted |= {"retry_delays": delays, "exponential": exponential}
+        policy = admin.put_group(name, **wanted)
     _told(session, name, policy)
+
+
+def _as_it_is(policy: RetryPolicy) -> dict[str, Any]:
+    """To put it once more."""
+    delays = [delay / 1000 for delay in policy.delays_ms] or None
+    named = {"retry_delays": delays, "exponential": policy.exponential}
+    return {"retries_max": policy.retries_max, **named}
 
 
 def _told(session: Session, name: str, policy: RetryPolicy) -> None:

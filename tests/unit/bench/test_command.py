@@ -72,17 +72,20 @@ def test_what_it_leaves_elsewhere_is_told_and_fails_it(monkeypatch: pytest.Monke
     assert CliRunner().invoke(cli, [*command, "--keep-topics"]).exit_code == Exit.OK
 
 
-def test_who_names_a_cluster_that_is_not_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["restart", "timers-matrix"])
+def test_who_names_a_cluster_that_is_not_measured_is_told(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(bench: str, parameters: object, place: suite.Place, **_: object) -> Report:
         assert place.nameserver is None
         return Report(bench, {}, {"restart_s": 1.0})
 
     monkeypatch.setattr(suite, "run", run)
-    told = CliRunner().invoke(cli, ["--nameserver", "ns:1", "bench", "restart"])
+    told = CliRunner().invoke(cli, ["--nameserver", "ns:1", "bench", name])
     assert told.exit_code == Exit.OK
-    assert "restart measures a cluster of its own, not that of --nameserver" in told.stderr
-    assert CliRunner().invoke(cli, ["bench", "restart"]).stderr == ""
-    assert "--keep-topics" not in CliRunner().invoke(cli, ["bench", "restart", "--help"]).stdout
+    assert f"{name} measures a cluster of its own, not that of --nameserver" in told.stderr
+    assert CliRunner().invoke(cli, ["bench", name]).stderr == ""
+    assert "--keep-topics" not in CliRunner().invoke(cli, ["bench", name, "--help"]).stdout
 
 
 def test_a_cluster_of_its_own_that_does_not_come_up_is_told_in_a_line(

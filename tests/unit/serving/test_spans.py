@@ -152,6 +152,23 @@ def test_fires_of_many_due_times_share_a_bounded_number_of_spans(recorded):
         assert span.attributes[attribute.DUE_MS] in due[first : first + count]
 
 
+@pytest.mark.parametrize(
+    ("store_ms", "answered_ms", "late_ms"),
+    [(9, 7, 0), (9, 9, 1), (12, 10, 2), (12, 14, 4), (7, 20, -1), (7, 5, -1)],
+)
+def test_what_is_stored_ahead_is_not_late_and_what_is_seen_too_soon_is_early(
+    recorded, store_ms, answered_ms, late_ms
+):
+    """Its time is the last one's of its batch, which may be long after it was shown."""
+    records = encoded(SAMPLED)
+    whole = {"start_ns": 1, "end_ns": 2, "records": records, "sizes": [len(records)]}
+    services.record_fire(
+        "orders", "b", 0, 0, [8], store_ms=store_ms, answered_ms=answered_ms, **whole
+    )
+    (span,) = recorded.get_finished_spans()
+    assert span.attributes[attribute.LATENESS_MS] == late_ms
+
+
 def test_all_spans_of_sampled_messages_add_up_to_the_same():
     recorded = InMemorySpanExporter()
     frames = []

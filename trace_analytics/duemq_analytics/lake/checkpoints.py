@@ -61,7 +61,7 @@ def plan_of(checkpoint: Path, number: int) -> str:
 def query_of(checkpoint: Path) -> str:
     """Names a checkpoint's batches: another checkpoint counts them from 0 again.
 
-    Raises FileNotFoundError.
+    Raises FileNotFoundError; ValueError if a power failure has left it empty.
     """
     metadata = json.loads((checkpoint / "metadata").read_text(encoding="utf-8"))
     return str(metadata["id"])[:8]

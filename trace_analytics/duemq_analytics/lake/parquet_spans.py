@@ -207,7 +207,7 @@ class ParquetSpans:
         """Whether it may land further batches."""
         try:
             return query == query_of(self._lake / CHECKPOINT)
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return True
 
     def _drop_uncommitted(self, number: int) -> None:

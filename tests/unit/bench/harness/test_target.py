@@ -4,10 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from duemq.descriptions import TimerCount
-from duemq.errors import GroupNotFound, PartialAnswer, TopicNotFound, Unavailable
+from duemq.descriptions import TimerCount, TimerOwner
+from duemq.errors import (
+    DuemqError,
+    GroupNotFound,
+    InvalidArgument,
+    PartialAnswer,
+    TopicNotFound,
+    Unavailable,
+)
 from duemq_server.bench.harness import target as module
 from duemq_server.bench.harness.target import target
+
+AWAY = PartialAnswer("no answer of timer shard 0", partial=[TimerCount("a")])
 
 
 class Elsewhere:
@@ -18,6 +27,11 @@ class Elsewhere:
         self.groups = {"theirs"}
         self.pending = {"theirs": 5}
         self.away = False
+        self.owner = 0  # of the queues of delayed messages; 0: there is no timer service
+        self.takes_over = True
+        self.cancelled = 0
+        self.waiting = 0  # delayed messages that no timer shard has taken over
+        self.uncounted: DuemqError | None = None
         self.refuses: str | None = None
 
     def __call__(self, nameserver: str) -> "Elsewhere":
@@ -36,12 +50,24 @@ class Elsewhere:
         self.topics.add(name)
 
     def count_timers(self, topic: str) -> list[TimerCount]:
-        if not self.pending:
-            raise PartialAnswer("no timer service", partial=[TimerCount(topic)])
-        return [TimerCount(topic, pending=self.pending.get(topic, 0))]
+        if self.uncounted is not None:
+            raise self.uncounted
+        pending = self.pending.get(topic, 0)
+        return [TimerCount(topic, pending=pending, accepted=pending)]
+
+    def timer_owners(self) -> list[TimerOwner]:
+        taken_over = 9 - self.waiting
+        owner = TimerOwner(
+            "b0", 0, self.owner, "t0", 0, 1, taken_over=taken_over, waiting=self.waiting
+        )
+        if self.waiting and self.takes_over:
+            self.waiting -= 1
+            self.pending[next(reversed(self.pending))] += 1
+        return [owner]
 
     def cancel_pending(self, topic: str) -> None:
-        del self.pending[topic]
+        self.cancelled += self.pending.get(topic, 0)
+        self.pending.pop(topic, None)
 
     def delete_topic(self, name: str) -> None:
         if name == self.refuses:
@@ -90,10 +116,46 @@ def test_its_topics_go_and_all_others_stay(
 
 
 def test_there_may_be_no_timer_service(elsewhere: Elsewhere) -> None:
-    elsewhere.pending = {}
+    elsewhere.uncounted = AWAY
     with target("ns:1") as measured:
         measured.new_topic("a")
     assert elsewhere.topics == {"theirs"}
+
+
+def test_what_a_timer_shard_that_is_away_may_have_keeps_its_topic(elsewhere: Elsewhere) -> None:
+    said: list[str] = []
+    with target("ns:1", tell_left=said.append) as measured:
+        topic = measured.new_topic("a")
+        elsewhere.owner, elsewhere.uncounted = 7, AWAY
+    assert topic in elsewhere.topics
+    assert said == [f"topic {topic} or its group is left: {AWAY}"]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_what_no_timer_shard_has_taken_over_yet_is_waited_for(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, in_time: bool
+) -> None:
+    """They cancel what they have, and the rest would wait for the topic for ever."""
+    monkeypatch.setattr(module, "POLL_S", 0.0)
+    monkeypatch.setattr(module, "TAKEN_OVER_S", 60 if in_time else 0)
+    said: list[str] = []
+    with target("ns:1", tell_left=said.append) as measured:
+        elsewhere.pending[topic := measured.new_topic("a")] = 1
+        elsewhere.owner, elsewhere.waiting, elsewhere.takes_over = 7, 4, in_time
+    assert (elsewhere.cancelled, topic in elsewhere.topics) == (
+        (5, False) if in_time else (0, True)
+    )
+    assert [topic in each for each in said] == [True] * (not in_time)
+
+
+def test_what_is_counted_with_other_topics_goes_uncounted(elsewhere: Elsewhere) -> None:
+    said: list[str] = []
+    with target("ns:1", tell_left=said.append) as measured:
+        elsewhere.pending[measured.new_topic("a")] = 3
+        elsewhere.uncounted = InvalidArgument("this shard has had more than 4096 topics")
+    assert elsewhere.topics == {"theirs"}
+    assert elsewhere.pending == {"theirs": 5}
+    assert said == []
 
 
 def test_they_are_kept_where_that_is_asked_for(elsewhere: Elsewhere) -> None:
@@ -108,7 +170,7 @@ def test_what_is_left_is_told_and_the_rest_goes(elsewhere: Elsewhere) -> None:
         elsewhere.refuses = stays = measured.new_topic("a")
         measured.new_topic("b")
     assert elsewhere.topics == {"theirs", stays}
-    assert said == [f"topic {stays} is left, with its group: its broker is away"]
+    assert said == [f"topic {stays} or its group is left: its broker is away"]
 
 
 def test_a_cluster_that_is_gone_is_told(elsewhere: Elsewhere) -> None:
@@ -116,7 +178,7 @@ def test_a_cluster_that_is_gone_is_told(elsewhere: Elsewhere) -> None:
     with target("ns:1", tell_left=said.append) as measured:
         topics = [measured.new_topic(name) for name in ("a", "b")]
         elsewhere.away = True
-    assert said == [f"topic {each} is left, with its group: nobody is there" for each in topics]
+    assert said == [f"topic {each} or its group is left: nobody is there" for each in topics]
 
 
 def test_a_second_ctrl_c_is_told_what_stays(
@@ -130,4 +192,4 @@ def test_a_second_ctrl_c_is_told_what_stays(
     monkeypatch.setattr(elsewhere, "delete_topic", interrupted)
     with pytest.raises(KeyboardInterrupt), target("ns:1", tell_left=said.append) as measured:
         topic = measured.new_topic("a")
-    assert said == [f"topic {topic} is left, with its group: interrupted"]
+    assert said == [f"topic {topic} or its group is left: interrupted"]

@@ -1,6 +1,8 @@
 """`duemq topic create` and `duemq group create` of what is there."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -31,6 +33,9 @@ class There(FakeAdmin):
 
     def describe_group(self, name: str) -> GroupDescription:
         return GROUP
+
+    def put_group(self, name: str, **_: object) -> RetryPolicy:
+        pytest.fail("it is there, everywhere")
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +84,22 @@ def test_if_not_exists_prints_what_is_there(
     assert told.exit_code == Exit.OK, told.output
     (line,) = told.stdout.splitlines()
     assert json.loads(line) == row
+
+
+@pytest.mark.parametrize("again", [("create", "--if-not-exists"), ("update",)], ids=" ".join)
+def test_a_broker_that_lacks_a_group_gets_it_as_it_is(
+    again: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was away when the group was made, or has been added since."""
+    put: list[dict[str, Any]] = []
+
+    def put_group(_: There, name: str, **wanted: Any) -> RetryPolicy:
+        put.append(wanted)
+        assert GROUP.retry is not None
+        return GROUP.retry
+
+    lacking = replace(GROUP, without_settings=("b1",))
+    monkeypatch.setattr(There, "describe_group", lambda *_: lacking)
+    monkeypatch.setattr(There, "put_group", put_group)
+    assert create("group", *again, "there").exit_code == Exit.OK
+    assert put == [{"retries_max": 3, "retry_delays": [1.0], "exponential": None}]

@@ -11,6 +11,7 @@ import pytest
 
 from duemq.settings import Tls
 from duemq.transport.tls import Certificates
+from duemq_server.replication.stores import etcd as module
 from duemq_server.replication.stores.etcd import EtcdStore
 from duemq_server.replication.stores.etcd_v3 import rpc_pb2
 from duemq_server.replication.stores.store import StoreError
@@ -46,7 +47,10 @@ def etcd(tmp_path: Path) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_new_certificates_are_taken_and_half_of_one_is_not(etcd: str, tmp_path: Path) -> None:
+def test_new_certificates_are_taken_and_half_of_one_is_not(
+    etcd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 60.0)  # a handshake on a busy machine
     mine = certificate(authority(tmp_path, "other"), "mine")
     tls = Tls(ca=str(tmp_path / "ca.pem"), cert=mine.cert, key=mine.key)
     store = EtcdStore([etcd], "g", lease_s=2, certificates=Certificates(tls))

@@ -37,6 +37,16 @@ def test_a_compaction_drops_the_files_of_one_that_was_killed_before_its_commit(t
     assert (counted.exists(), killed.exists(), landed.exists()) == (True, False, True)
 
 
+def test_a_compaction_ends_though_a_power_failure_has_left_a_checkpoint_without_its_query(tmp_path):
+    """As long as no landing job has been started since."""
+    table = ParquetSpans(tmp_path)
+    key = table.land("q-0000000001", Messages(0)).key
+    (tmp_path / "_checkpoint").mkdir()
+    (tmp_path / "_checkpoint/metadata").touch()
+    table.compact(None, {key}, None)
+    assert [batch.key for batch in table.batches()] == [key]
+
+
 class Messages:
     """A DataFrame of trace messages with a span each, of which one task is made."""
 
