@@ -97,6 +97,6 @@ replicated() {
   lose_lease "$release-broker-0"
   helm test "$release" --namespace "$namespace" --timeout 180s >/dev/null
   kubectl -n "$namespace" get leases
-  kubectl -n "$namespace" delete secret duemq-tls >/dev/null
+  kubectl -n "$namespace" delete secret duemq-tls duemq-load >/dev/null
   unset load_nameservers load_env load_mount load_volume
 }
