@@ -576,6 +576,31 @@ def test_offsets_that_were_given_a_second_time_already_are_left_for_the_service_
     assert store.queue(TIMER_TOPIC, 0).next_offset == 1
 
 
+def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
+    """What came under them is not lost because somebody tries that first."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0})
+    save(store, disk)
+    disk = disk.after_kill()
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    save(store, disk)
+    for _ in range(2):
+        disk = disk.after_kill()
+        store = opened(disk, settings)
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+        save(store, disk)
+        assert store.queue(TIMER_TOPIC, 0).next_offset == 1
+    # It has taken over what is here, as of another store: from then on what is here is known to it.
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 1})
+    save(store, disk)
+    store = opened(disk.after_kill(), settings)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    assert store.queue(TIMER_TOPIC, 0).next_offset == 7
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
