@@ -394,6 +394,6 @@ class Store:
     def close(self) -> None:
         """Closes the files."""
         for queue in self.all_queues():
-            with suppress(DiskFull):  # the next start makes up for it, from the log
+            with suppress(DiskFull, DiskFailed):  # the next start makes up for it, from the log
                 queue.close()
         self.log.close()

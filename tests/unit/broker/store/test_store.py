@@ -36,7 +36,7 @@ from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic
-from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, UnknownVersion
 from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
@@ -599,6 +599,22 @@ def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
     store = opened(disk.after_kill(), settings)
     timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
     assert store.queue(TIMER_TOPIC, 0).next_offset == 7
+
+
+@pytest.mark.parametrize("error", [DiskFull, DiskFailed])
+def test_a_consume_queue_that_cannot_be_written_keeps_no_store_from_its_end(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"]), NOW_MS)
+    settle(store)
+
+    def fail(_: FixedIndex) -> None:
+        raise error("as it happens")
+
+    monkeypatch.setattr(FixedIndex, "flush", fail)
+    store.close()
+    assert store.log._writer is None
 
 
 @pytest.mark.parametrize("saved", [False, True])
