@@ -356,7 +356,7 @@ class Broker:
         if healthy:
             try:
                 recovery.closed(self.settings.data_dir, self._disk)
-            except DiskFull as error:
+            except (DiskFull, DiskFailed) as error:
                 log.error("the next start takes this stop for an unclean one: %s", error)
         committed = self._commits.position >= self.store.log.end_position
         if healthy and committed and not self.store.log.disk_full:

@@ -132,7 +132,9 @@ class Registry:
         self._names[type(report), report.store_id] = report.name
         if len(self._names) > 2 * INSTANCES_MAX:  # of stores that are gone
             self._names = {
-                (key.kind, one.report.store_id): key.name for key, one in self._instances.items()
+                (key.kind, one.report.store_id): key.name
+                for key, one in self._instances.items()
+                if one.report.store_id
             }
 
     def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:

@@ -57,6 +57,8 @@ class TimerOwners:
         self._claimants: dict[int, Claimant] = {}  # by id
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
         self._awaited_ms: dict[int, int] = {}  # from when on those were missed that nobody has seen
+        self.unclaimed: dict[int, int] = {}
+        """By queue: where it ended at the first start since which no owner said how far it is."""
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -375,12 +377,14 @@ class TimerOwners:
             **({"begins": [list(each) for each in self._begins.items()]} if self._begins else {}),
             **({"empty": empty} if empty else {}),
             **({"epochs": epochs} if epochs else {}),
+            **({"unclaimed": [*map(list, self.unclaimed.items())]} if self.unclaimed else {}),
         }
 
     def load(self, data: dict[str, Any]) -> None:
         """Puts back what `encode` gave."""
         self._fenced = dict(data.get("fenced", ()))
         self.begin(data.get("begins", ()))
+        self.unclaimed = dict(data.get("unclaimed", ()))
         claims, empty = data.get("claims", ()), set(data.get("empty", ()))
         epochs = dict(data.get("epochs", ()))
         for fields, queues, since_ms, _ in claims:

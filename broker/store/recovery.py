@@ -99,6 +99,7 @@ def open_store(
         unsynced.remove()
     store = Store(opening.log, opening.tables, settings, next_start)
     store.ensure_timer_topic()
+    opening.tables.note_timer_ends()
     position = state.position if state else 0
     return Opened(store, store_id, position, replayed)
 

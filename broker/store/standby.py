@@ -40,7 +40,7 @@ from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import CorruptFile, DiskFull, StorageError
+from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull, StorageError
 from duemq_server.storage.log import SEGMENT_BYTES
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
@@ -244,7 +244,7 @@ class Standby:
         if self._promoted:
             return
         for queue in self.tables.queues.all():
-            with suppress(DiskFull):  # the next start makes up for it, from the log
+            with suppress(DiskFull, DiskFailed):  # the next start makes up for it, from the log
                 queue.close()
         self.log.close()
 

@@ -86,7 +86,6 @@ class Store:
         self.offsets = tables.offsets
         self.groups = tables.groups
         self.timer_owners = tables.timer_owners
-        self.timer_ends_at_start = tables.timer_ends()
         self.sent_back, self.dead_letters = GroupCounts(), GroupCounts()
         self.read_only = False
         """Space is running out: nothing is accepted."""
@@ -395,6 +394,6 @@ class Store:
     def close(self) -> None:
         """Closes the files."""
         for queue in self.all_queues():
-            with suppress(DiskFull):  # the next start makes up for it, from the log
+            with suppress(DiskFull, DiskFailed):  # the next start makes up for it, from the log
                 queue.close()
         self.log.close()

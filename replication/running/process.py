@@ -36,7 +36,7 @@ from duemq_server.serving import process
 from duemq_server.serving.process import BeginAnew
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DiskFull, LogFull
+from duemq_server.storage.errors import DiskFailed, DiskFull, LogFull
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Replica:
             if not self._failed:  # else what is applied may be half of it
                 try:
                     await asyncio.to_thread(self.state.checkpoint)
-                except DiskFull as error:  # the next start applies it once more
+                except (DiskFull, DiskFailed) as error:  # the next start applies it once more
                     log.error("stops without a checkpoint: %s", error)
             self.state.close()
         await self.server.stop()

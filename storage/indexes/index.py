@@ -102,12 +102,13 @@ class FixedIndex:
 
         Raises DiskFull: mostly before anything has changed; DiskFailed.
         """
-        if self.first == self.end:
-            self.reset(number)
-            return
         with self._flush_lock:
             self.flush()
+            self._disk.makedirs(self.directory)
             self._files.get(self._path(number), create=True)
+            if self.first == self.end:
+                self.reset(number)
+                return
             start = self.end
             if self._starts[-1] == start:  # nothing has come since the last gap
                 self._remove(start)

@@ -13,8 +13,9 @@ from duemq.errors import (
 )
 from duemq.transport import status
 from duemq.v1 import admin_pb2
+from duemq_server.broker.store import recovery
 from duemq_server.storage.disk import RealFile
-from duemq_server.storage.errors import DiskFailed
+from duemq_server.storage.errors import DiskFailed, DiskFull
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 
 
@@ -159,19 +160,28 @@ async def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing(
         assert await client.bodies("orders") == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("error", [DiskFull, DiskFailed])
 async def test_a_stop_without_a_last_checkpoint_is_one_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A consume queue could not be synced, say: the log has all."""
 
     async def fail() -> None:
-        raise DiskFailed("fdatasync: input/output error")
+        raise error("as it happens")
+
+    def stays(*_: object) -> None:
+        raise error("as it happens")
 
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch("orders", [b"a"]))
         await broker._checkpoints.save()  # there is nothing for another one but the last
         monkeypatch.setattr(broker._checkpoints, "save", fail)
+        monkeypatch.setattr(recovery, "closed", stays)
     assert "no last checkpoint" in caplog.text
+    assert "takes this stop for an unclean one" in caplog.text
     async with running_broker(tmp_path) as (_, client):
         assert await client.bodies("orders") == [b"a"]
 

@@ -348,12 +348,13 @@ async def test_when_disks_are_full_one_after_the_other_who_has_space_leads(runni
         assert set(map(tuple, histories.values())) == {(b"one", b"two", b"three")}
 
 
-async def test_a_follower_whose_disk_is_full_stops_cleanly(running, monkeypatch):
+@pytest.mark.parametrize("error", [DiskFull, DiskFailed])
+async def test_a_follower_stops_cleanly_without_a_checkpoint(running, monkeypatch, error):
     async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         [follower] = others_of(group, leader)
 
         def checkpoint():
-            raise DiskFull("no space left")
+            raise error("as it happens")
 
         monkeypatch.setattr(follower.replica.state, "checkpoint", checkpoint)
         await follower.stop()

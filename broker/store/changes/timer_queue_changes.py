@@ -63,28 +63,30 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     """What the owner has taken over of its queues, and this broker has not: from an older copy.
 
     Those offsets are never given to anything new, which the owner would take for the old.  If they
-    were since this start, it stops fetching, and says so.  While the disk is full the next claim
-    does it.  A log with replicas is not from a copy that they have not, and what is left out they
-    would not hear of.
+    were, at this start or one before, it stops fetching, and says so.  While the disk is full the
+    next claim does it.  A log with replicas is not from a copy that they have not, and what is left
+    out they would not hear of.
     """
     if isinstance(store.log, ReplicaLog):
         return
-    for queue_id in queues:
-        queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends.get(queue_id, 0)
+    unclaimed = store.timer_owners.unclaimed
+    for queue_id in filter(ends.__contains__, queues):
+        queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends[queue_id]
         last = queue.next_offset
-        if end <= last or last != store.timer_ends_at_start.get(queue_id, 0):
-            continue
-        try:
-            queue.skip_to(end)
-        except DiskFull as error:
-            log.warning("%s/%d goes on at %d later: %s", names.TIMER_TOPIC, queue_id, end, error)
-            continue
-        store.timer_ends_at_start[queue_id] = end
-        log.error(
-            "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
-            " from an older copy; the queue goes on there",
-            *(names.TIMER_TOPIC, queue_id, last, end),
-        )
+        if end > last:
+            if last != unclaimed.get(queue_id):
+                continue
+            try:
+                queue.skip_to(end)
+            except DiskFull as error:
+                log.warning("%s/%d goes on at %d later: %s", *queue.key, end, error)
+                continue
+            log.error(
+                "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
+                " from an older copy; the queue goes on there",
+                *(*queue.key, last, end),
+            )
+        unclaimed.pop(queue_id, None)
 
 
 def _hand_over(

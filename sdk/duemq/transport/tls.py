@@ -48,7 +48,7 @@ class Certificates:
         before = self.pems
         try:
             self.pems = read(self._tls, self._named)
-        except InvalidArgument as error:
+        except (InvalidArgument, OSError) as error:
             log.error("the certificates of before stay in use: %s", error)
         changed = self.pems != before
         self.renewals += changed

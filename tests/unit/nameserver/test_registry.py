@@ -311,7 +311,10 @@ def test_whose_stores_were_seen_is_bounded(registry, monkeypatch):
     for number in range(1, 50):  # a name whose disk is lost again and again
         assert registry.register(Version(number, 1), stored(number), 30_000 * number)
         registry.expire(30_000 * (number + 1))
+        assert registry.register(Version(number, 1), stored(0, "c"), 30_000 * (number + 1))
     assert len(registry._names) <= 2 * module.INSTANCES_MAX
+    registry.deregister(BrokerReport, "a", Version(50, 1), 30_000 * 50)
+    assert registry.register(OLD, stored(0, "d"), 30_000 * 50)  # not told is no store
 
 
 def test_a_store_that_moves_has_its_name_at_once(registry):

@@ -36,7 +36,7 @@ from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic
-from duemq_server.storage.errors import CorruptLog, UnknownVersion
+from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, UnknownVersion
 from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
@@ -574,6 +574,47 @@ def test_offsets_that_were_given_a_second_time_already_are_left_for_the_service_
         timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
         settle(store)
     assert store.queue(TIMER_TOPIC, 0).next_offset == 1
+
+
+def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
+    """What came under them is not lost because somebody tries that first."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0})
+    save(store, disk)
+    disk = disk.after_kill()
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    save(store, disk)
+    for _ in range(2):
+        disk = disk.after_kill()
+        store = opened(disk, settings)
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+        save(store, disk)
+        assert store.queue(TIMER_TOPIC, 0).next_offset == 1
+    # It has taken over what is here, as of another store: from then on what is here is known to it.
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 1})
+    save(store, disk)
+    store = opened(disk.after_kill(), settings)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    assert store.queue(TIMER_TOPIC, 0).next_offset == 7
+
+
+@pytest.mark.parametrize("error", [DiskFull, DiskFailed])
+def test_a_consume_queue_that_cannot_be_written_keeps_no_store_from_its_end(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(FaultyDisk())
+    store.send(batch([b"a"]), NOW_MS)
+    settle(store)
+
+    def fail(_: FixedIndex) -> None:
+        raise error("as it happens")
+
+    monkeypatch.setattr(FixedIndex, "flush", fail)
+    store.close()
+    assert store.log._writer is None
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -106,3 +106,22 @@ def test_a_new_certificate_is_taken_and_a_bad_one_is_not(tmp_path, caplog):
     assert files.pems == good
     assert "the certificates of before stay in use" in caplog.text
     credentials(tls)  # who connects just then goes on, too
+
+
+@needs_openssl
+def test_a_file_that_goes_between_its_check_and_its_reading_changes_nothing(tmp_path, monkeypatch):
+    """Who replaces them one after the other ends nothing that connects just then."""
+    tls = certificate(authority(tmp_path), "mine")
+    files = Certificates(tls)
+    before = files.pems
+    certificate(tmp_path / "ca.pem", "mine")
+
+    def gone(path):
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    with monkeypatch.context() as replaced:
+        replaced.setattr("duemq.transport.tls._content", gone)
+        assert not files.renew()
+    assert files.pems == before
+    certificate(tmp_path / "ca.pem", "mine")
+    assert files.renew()

@@ -394,6 +394,27 @@ def test_an_empty_index_begins_anew_where_it_skips_to() -> None:
     assert (again.first, again.end, again.present(0)) == (9, 10, 0)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_numbers_that_cannot_be_left_out_for_want_of_space_are_given_as_before(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = filled(FaultyDisk(), count)
+    index.flush()
+
+    def full(_: FaultyDisk, path: str, *, create: bool = False) -> DiskFile:
+        raise DiskFull(f"{path}: no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FaultyDisk, "open", full)
+        with pytest.raises(DiskFull):
+            index.skip_to(9)
+    assert (index.first, index.end) == (0, count)
+    index.append(entries(count))
+    assert bytes(index.read(count, 1)) == entries(count)
+    index.skip_to(9)
+    assert index.end == 9
+
+
 def test_after_a_failed_sync_no_other_proves_anything() -> None:
     disk = FaultyDisk()
     index = filled(disk, 2)
