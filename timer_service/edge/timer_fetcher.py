@@ -81,6 +81,7 @@ class TimerFetcher:
         self.put_back = ""
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
         self._kept_from = 0  # what lies before it the broker keeps no more
+        self._behind = 0  # so often, in a row, the broker had not got what was taken over
         self.lag = 0  # records at the broker that were not fetched at the last look
         self.problem = ""
         """Why nothing more comes until somebody mends it."""
@@ -104,7 +105,7 @@ class TimerFetcher:
                 while True:
                     offset = await self._fetch(offset)
                     backoff.reset()
-                    self.problem = ""
+                    self.problem, self._behind = "", 0
             except FencedTimer:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
@@ -117,7 +118,7 @@ class TimerFetcher:
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if why := await self._why_put_back(error, backoff.attempts):
+                if why := await self._why_put_back(error):
                     self._end(why)
                     return
                 await asyncio.sleep(backoff.next_s())
@@ -139,7 +140,7 @@ class TimerFetcher:
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
 
-    async def _why_put_back(self, error: DuemqError, tries: int) -> str:
+    async def _why_put_back(self, error: DuemqError) -> str:
         """What tells that the broker goes on with a copy of its data; empty: nothing does.
 
         If it has let go of what was committed, it is the shard that does: what it lacks is lost,
@@ -158,7 +159,8 @@ class TimerFetcher:
             return ""
         self._kept_from = known.min_offset
         reached = max(self.begin, source.next_offset if source is not None else 0)
-        if reached <= known.max_offset or tries < BEHIND_TRIES:
+        self._behind = self._behind + 1 if reached > known.max_offset else 0
+        if self._behind <= BEHIND_TRIES:
             return ""
         return f"it has offsets up to {known.max_offset}, and those up to {reached} were taken over"
 

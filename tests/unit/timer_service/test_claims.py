@@ -250,6 +250,48 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
         loop.run_until_complete(main())
 
 
+def test_a_broker_that_was_away_for_long_hears_of_what_was_taken_over_before_a_queue_ends() -> None:
+    """Its data is put back from a copy meanwhile."""
+
+    async def away() -> Any:
+        raise Unavailable("away")
+
+    async def nothing_new() -> Any:
+        return broker_pb2.FetchFramesResponse(store_id=7)
+
+    async def ends_at_3() -> Any:
+        return broker_pb2.GetOffsetsResponse(queues=[broker_pb2.OffsetResult(max_offset=3)])
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            claimed = asyncio.Event()
+            source = Source(SourceId(7, 0), "b", 7, 0)
+            shard: Any = SimpleNamespace(
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
+                directory=SimpleNamespace(producer_id=1),
+            )
+            stub: Any = SimpleNamespace(
+                FetchFrames=lambda request, timeout: away(),
+                GetOffsets=lambda request, timeout: ends_at_3(),
+            )
+
+            async def out_of_range_once() -> Any:
+                stub.FetchFrames = lambda request, timeout: nothing_new()
+                raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
+
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            await loop.silence(MINUTE_S)
+            stub.FetchFrames = lambda request, timeout: out_of_range_once()
+            await loop.silence(FETCH_WAIT_MS / 1_000 + 2 * RETRY_S_MAX)
+            assert claimed.is_set()
+            assert not fetcher.put_back
+            assert not fetcher.problem
+            await fetcher.stop()
+
+        loop.run_until_complete(main())
+
+
 def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> None:
     """A broker from an older copy gave them again, before it heard of that."""
 
