@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import grpc.aio
 import pytest
 
-from duemq.errors import Unavailable
+from duemq.errors import DuemqError, FencedProducer, OutOfSequence, Overloaded, Unavailable
+from duemq.transport import status
 from duemq.v1 import broker_pb2, view_pb2
 from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
@@ -117,6 +118,28 @@ async def test_the_first_answer_to_a_batch_is_not_that_of_another_one(
     batch = SimpleNamespace(lane=lane, repeated=repeated)
     stream._take(batch, view_pb2.BatchResultView(duplicate=True), 0, 0)
     assert told == [FireOutcome.STORED if repeated else FireOutcome.OUT_OF_SEQUENCE]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (OutOfSequence("sequence"), FireOutcome.OUT_OF_SEQUENCE),
+        (FencedProducer("producer_epoch"), FireOutcome.OUT_OF_SEQUENCE),
+        (Overloaded("the disk is behind"), FireOutcome.REFUSED),
+    ],
+)
+async def test_a_batch_that_is_of_another_time_gets_a_new_epoch(
+    error: DuemqError, outcome: FireOutcome, monkeypatch
+) -> None:
+    """Of a copy of this machine's data: starts since have begun epochs at the broker."""
+    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
+    told: list[FireOutcome] = []
+    shard = SimpleNamespace(answered=lambda batch, outcome, *_: told.append(outcome))
+    stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
+    lane = SimpleNamespace(id=LaneId("b", "t", 0), failures=0)
+    batch = SimpleNamespace(lane=lane, repeated=True)
+    stream._take(batch, view_pb2.BatchResultView(error=status.to_proto(error)), 0, 0)
+    assert told == [outcome]
 
 
 async def test_another_brokers_answers_say_nothing(monkeypatch) -> None:

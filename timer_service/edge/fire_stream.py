@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import grpc.aio
 import numpy as np
 
-from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
+from duemq.errors import DuemqError, FencedProducer, OutOfSequence, Rejected, Unavailable
 from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
@@ -216,7 +216,7 @@ class FireStream:
             return
         error = status.from_proto(result.error)
         lane, reason = batch.lane, ""
-        if isinstance(error, OutOfSequence):
+        if isinstance(error, OutOfSequence | FencedProducer):
             outcome = FireOutcome.OUT_OF_SEQUENCE
         else:
             outcome = FireOutcome.REJECTED if isinstance(error, Rejected) else FireOutcome.REFUSED
