@@ -1,6 +1,8 @@
 """When the timer service's stream to a broker looks again for what has become sendable."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from types import SimpleNamespace
 
@@ -155,30 +157,30 @@ async def test_another_brokers_answers_say_nothing(monkeypatch) -> None:
 class Played:
     """A broker that answers on its first stream as it is told, and on the next ones not at all."""
 
-    def __init__(self, results: int | None) -> None:
+    def __init__(self, results: int | None, store_id: int = 0) -> None:
         """So many results of a batch; None: an answer that nobody asked for."""
         self.streams = 0
         self.again = asyncio.Event()
-        self._results = results
+        self.results = results
+        self._store_id = store_id
 
     async def SendStream(self, requests, context):
         self.streams += 1
         if self.streams > 1:
             self.again.set()
             await asyncio.Event().wait()
-        if self._results is None:
+        if self.results is None:
             yield broker_pb2.SendResponse(request_id=1)
         async for request in requests:
-            results = [broker_pb2.BatchResult() for _ in range(self._results or 0)]
-            yield broker_pb2.SendResponse(request_id=request.request_id, results=results)
+            results = [broker_pb2.BatchResult() for _ in range(self.results or 0)]
+            yield broker_pb2.SendResponse(
+                request_id=request.request_id, results=results, store_id=self._store_id
+            )
 
 
-@pytest.mark.parametrize("results", [None, 0, 2])
-async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
-    results: int | None,
-) -> None:
-    """One that it was not asked for; results of fewer, or more, batches than there are."""
-    played = Played(results)
+@asynccontextmanager
+async def stream_to(played: Played, store_id: int = 0) -> AsyncIterator[fire_stream.FireStream]:
+    """One that has a batch to send, if any result is to come."""
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(
         played.SendStream,
@@ -199,7 +201,7 @@ async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
         last_due_ms=0,
         early_ms=lambda _: b"",
     )
-    left = [] if results is None else [[batch]]
+    left = [] if played.results is None else [[batch]]
     dispatcher = SimpleNamespace(
         sendable=lambda *_: left.pop() if left else [], next_retry_ms=lambda *_: NEVER
     )
@@ -210,10 +212,29 @@ async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
         disconnected=lambda *_: None,
         answered=lambda *_: None,
     )
-    stream = fire_stream.FireStream(shard, "b", f"127.0.0.1:{port}", BrokerClock())
+    address = f"127.0.0.1:{port}"
+    stream = fire_stream.FireStream(shard, "b", address, BrokerClock(), store_id=store_id)
     try:
-        await until(lambda: played.again.is_set() or stream._task.done())
-        assert played.again.is_set()
+        yield stream
     finally:
         await stream.stop()
         await server.stop(None)
+
+
+@pytest.mark.parametrize("results", [None, 0, 2])
+async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
+    results: int | None,
+) -> None:
+    """One that it was not asked for; results of fewer, or more, batches than there are."""
+    played = Played(results)
+    async with stream_to(played) as stream:
+        await until(lambda: played.again.is_set() or stream._task.done())
+        assert played.again.is_set()
+
+
+async def test_another_broker_at_the_address_is_not_sent_to_again_and_again() -> None:
+    """It would store what is sent, and brokers that are there would not get it in its place."""
+    played = Played(1, store_id=8)
+    async with stream_to(played, store_id=7) as stream:
+        await until(lambda: played.again.is_set() or stream._task.done())
+        assert not played.again.is_set()

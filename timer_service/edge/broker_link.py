@@ -208,7 +208,7 @@ class BrokerLink:
         self.waits = {x.queue_id: _named(x.owner) for x in claims if x.HasField("owner")}
         granted = [each for each in queues if each not in self.waits]
         await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
-        if self._fires is None:
+        if self._fires is None or self._fires.over:
             name, address, store_id = self.broker.name, self.broker.address, self.broker.store_id
             self._fires = FireStream(self._shard, name, address, self.clock, self._tls, store_id)
         served = bool(granted) or self._links.place.leaves

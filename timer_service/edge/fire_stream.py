@@ -61,6 +61,8 @@ class FireStream:
         store_id: int = 0,
     ) -> None:
         """`store_id`: the broker's; another one's answers say nothing.  0: not known."""
+        self.over = False
+        """Another broker has the address: nothing more is sent there."""
         self.broker = broker
         self.address = address
         self._shard = shard
@@ -88,7 +90,7 @@ class FireStream:
 
     async def _run(self) -> None:
         backoff = Backoff(RECONNECT_S_MIN, RECONNECT_S_MAX)
-        while True:
+        while not self.over:
             try:
                 async with channel.connect(self.address, self._tls) as connection:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -189,6 +191,7 @@ class FireStream:
     def _answered(self, response: view_pb2.SendResponseView) -> _Request:
         """The request that it answers, the oldest one.  Raises Unavailable if it does not fit."""
         if self._store_id and response.store_id not in (0, self._store_id):
+            self.over = True
             raise Unavailable(f"{self.address} has another store, {response.store_id:016x}")
         request = self._requests.popleft() if self._requests else None
         if request is None or request.request_id != response.request_id:

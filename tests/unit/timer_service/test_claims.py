@@ -17,7 +17,7 @@ from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.timer_service.edge import broker_links
+from duemq_server.timer_service.edge import broker_link, broker_links
 from duemq_server.timer_service.edge.broker_link import (
     CLAIM_RETRY_S,
     COMMIT_INTERVAL_S,
@@ -204,6 +204,35 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
         loop.run_until_complete(main())
     [request] = asked
     assert {each.queue_id: each.offset for each in request.ends} == {0: 5, 2: 7}
+
+
+def test_a_broker_that_has_its_address_again_is_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[SimpleNamespace] = []
+
+    def stream(*_: object) -> SimpleNamespace:
+        streams.append(SimpleNamespace(over=False, end=lambda: None))
+        return streams[-1]
+
+    async def nothing(_: object) -> Any:
+        return broker_pb2.ClaimTimerQueuesResponse()
+
+    monkeypatch.setattr(broker_link, "FireStream", stream)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            links = Leaving()
+            links.keep_time, links.learn = lambda: None, nothing  # type: ignore[attr-defined]
+            link = Link(links)
+            link._ask = nothing  # type: ignore[method-assign]
+            await BrokerLink._claim(link)
+            await BrokerLink._claim(link)
+            assert len(streams) == 1
+            streams[0].over = True  # another one had it
+            await BrokerLink._claim(link)
+            assert len(streams) == 2
+            link.end()
+
+        loop.run_until_complete(main())
 
 
 def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_stays_so() -> None:
