@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from duemq.errors import Unavailable
 from duemq.protocol import checks, names
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
@@ -32,6 +33,12 @@ class TimerAdminServicer:
     ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Queues for a service, durably.  Raises the errors of ClaimTimerQueues."""
         asked = request.service
+        if request.store_id not in (0, self._store_id):  # one that was at this address
+            raise Unavailable(
+                f"store_id: this is store {self._store_id:016x}",
+                field="store_id",
+                value=f"{request.store_id:016x}",
+            )
         service = Service(
             asked.id, asked.name, asked.shard, asked.shards, asked.key_shards, asked.empty
         )

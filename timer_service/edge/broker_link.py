@@ -225,6 +225,7 @@ class BrokerLink:
             epoch=self._links.epoch,
             ends=[*await self._ends(), *self._taken_over(queues)],
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
+            store_id=self.broker.store_id,
         )
         call = self._broker_now().ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)

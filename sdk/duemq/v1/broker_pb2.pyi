@@ -234,18 +234,20 @@ class TimerService(_message.Message):
     def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., key_shards: _Optional[int] = ..., empty: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ClaimTimerQueuesRequest(_message.Message):
-    __slots__ = ("service", "queue_ids", "ends", "formers", "epoch")
+    __slots__ = ("service", "queue_ids", "ends", "formers", "epoch", "store_id")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_IDS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     FORMERS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     service: TimerService
     queue_ids: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedCompositeFieldContainer[TimerQueueEnd]
     formers: _containers.RepeatedScalarFieldContainer[int]
     epoch: int
-    def __init__(self, service: _Optional[_Union[TimerService, _Mapping]] = ..., queue_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[TimerQueueEnd, _Mapping]]] = ..., formers: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    store_id: int
+    def __init__(self, service: _Optional[_Union[TimerService, _Mapping]] = ..., queue_ids: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[_Union[TimerQueueEnd, _Mapping]]] = ..., formers: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class TimerQueueEnd(_message.Message):
     __slots__ = ("queue_id", "offset")

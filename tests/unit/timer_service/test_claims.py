@@ -178,7 +178,7 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
 
     async def answer(request: broker_pb2.ClaimTimerQueuesRequest) -> Any:
         asked.append(request)
-        return broker_pb2.ClaimTimerQueuesResponse()
+        return broker_pb2.ClaimTimerQueuesResponse(store_id=9)
 
     with ManualLoop(0) as loop:
 
@@ -187,9 +187,10 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
             links.place = SimpleNamespace(leaves=False, has=lambda queue_id: queue_id < 2)
             links.service = broker_pb2.TimerService()  # type: ignore[attr-defined]
             link = Link(links)
+            link.broker = Broker("b", "127.0.0.1:1", store_id=9)
             numbers = Numbering()
             for queue_id, end in ((0, 5), (2, 7)):
-                number = numbers.number_source(SourceId(0, queue_id), "b", 0)
+                number = numbers.number_source(SourceId(9, queue_id), "b", 0)
                 source = numbers.sources[number]
                 source.next_offset = source.durable_offset = end
             numbers.sources[0].next_offset = 6
@@ -204,6 +205,7 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
         loop.run_until_complete(main())
     [request] = asked
     assert {each.queue_id: each.offset for each in request.ends} == {0: 5, 2: 7}
+    assert request.store_id == 9  # another one at the address has other messages there
 
 
 def test_a_broker_that_has_its_address_again_is_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
