@@ -201,6 +201,8 @@ class BrokerLink:
     async def _claim(self) -> None:
         queues = list(self._queues)
         answer = await self._ask(queues)
+        for fetcher in self.fetchers.values():
+            fetcher.claims += 1
         self.clock.observe(now_ms(), answer.now_ms, steady_ms())
         self._links.keep_time()
         await self._links.learn(answer.key_shards)
@@ -336,7 +338,7 @@ class BrokerLink:
         for queue_id, fetcher in self.fetchers.items():
             source = self._shard.scheduler.numbers.source(fetcher.source)
             known = self._committed.get(queue_id, fetcher.begin - 1)
-            if fetcher.put_back:  # by such offsets the broker would let go of what is not fetched
+            if fetcher.doubted is not None:  # by such offsets the broker would let go of what is not fetched
                 continue
             if source is not None and source.durable_offset > known:
                 new[queue_id] = source.durable_offset

@@ -54,9 +54,6 @@ SOON_MS = 250
 # A broker that is stopping answers waiting fetches at once, with nothing.
 EMPTY_S_MIN = 1.0
 EMPTY_PAUSE_S = 0.1
-# So often it is tried again, for a claim to be answered meanwhile, while the broker has not got the
-# offsets that were taken over.
-BEHIND_TRIES = 6
 
 
 class TimerFetcher:
@@ -73,15 +70,18 @@ class TimerFetcher:
     ) -> None:
         """`begin`: what lies before it another shard has taken over.
 
-        `on_refused` is called when the broker says that the queue is another service's, or that it
-        ends sooner than what was taken over: a claim tells more.
+        `on_refused` is called when the broker says that the queue is another service's, or not what
+        was taken over: a claim tells more.
         """
         self.source = source
         self.begin = begin
         self.put_back = ""
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
+        self.claims = 0
+        """So many were answered by the broker that is meant, and not by one that has its address."""
+        self.doubted: int | None = None
+        """How many of these, when the broker had not what was taken over; None: it has."""
         self._kept_from = 0  # what lies before it the broker keeps no more
-        self._behind = 0  # so often, in a row, the broker had not got what was taken over
         self.lag = 0  # records at the broker that were not fetched at the last look
         self.problem = ""
         """Why nothing more comes until somebody mends it."""
@@ -100,12 +100,13 @@ class TimerFetcher:
     async def _run(self) -> None:
         backoff = Backoff(RETRY_S_MIN, RETRY_S_MAX)
         while True:
+            claims = self.claims
             try:
                 offset = await self._start()
                 while True:
                     offset = await self._fetch(offset)
                     backoff.reset()
-                    self.problem, self._behind = "", 0
+                    self.problem, self.doubted = "", None
             except FencedTimer:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
@@ -113,14 +114,14 @@ class TimerFetcher:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
                     level, self.problem = logging.ERROR, str(error)
-                if isinstance(error, OffsetOutOfRange):
-                    self._on_refused()
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if why := await self._why_put_back(error):
-                    self._end(why)
-                    return
+                if isinstance(error, OffsetOutOfRange | InvalidArgument):
+                    self._on_refused()
+                    if self._is_certain(claims) and (why := await self._why_put_back(error)):
+                        self._end(why)
+                        return
                 await asyncio.sleep(backoff.next_s())
 
     async def _start(self) -> int:
@@ -139,6 +140,15 @@ class TimerFetcher:
         )
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
+
+    def _is_certain(self, claims: int) -> bool:
+        """Whether that broker has heard since what was taken over, and before this try.
+
+        `claims`: so many were answered before this try.
+        """
+        if self.doubted is None:
+            self.doubted = self.claims
+        return claims > self.doubted
 
     async def _why_put_back(self, error: DuemqError) -> str:
         """What tells that the broker goes on with a copy of its data; empty: nothing does.
@@ -159,8 +169,7 @@ class TimerFetcher:
             return ""
         self._kept_from = known.min_offset
         reached = max(self.begin, source.next_offset if source is not None else 0)
-        self._behind = self._behind + 1 if reached > known.max_offset else 0
-        if self._behind <= BEHIND_TRIES:
+        if reached <= known.max_offset:
             return ""
         return f"it has offsets up to {known.max_offset}, and those up to {reached} were taken over"
 

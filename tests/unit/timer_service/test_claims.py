@@ -26,7 +26,6 @@ from duemq_server.timer_service.edge.broker_link import (
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.timer_fetcher import (
-    BEHIND_TRIES,
     FETCH_WAIT_MS,
     RETRY_S_MAX,
     RETRY_S_MIN,
@@ -226,7 +225,10 @@ def test_a_broker_that_has_its_address_again_is_sent_to(monkeypatch: pytest.Monk
             links.keep_time, links.learn = lambda: None, nothing  # type: ignore[attr-defined]
             link = Link(links)
             link._ask = nothing  # type: ignore[method-assign]
+            fetcher: Any = SimpleNamespace(claims=0)
+            link.fetchers = {0: fetcher}
             await BrokerLink._claim(link)
+            assert fetcher.claims == 1
             await BrokerLink._claim(link)
             assert len(streams) == 1
             streams[0].over = True  # another one had it
@@ -260,7 +262,13 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
                 FetchFrames=lambda request, timeout: out_of_range(request),
                 GetOffsets=lambda request, timeout: ends_at_3(),
             )
-            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            answers = asyncio.Event()
+
+            def claim() -> None:
+                claimed.set()
+                fetcher.claims += answers.is_set()
+
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claim)
             links: Any = SimpleNamespace(
                 by_name={"b": SimpleNamespace(fetchers={0: fetcher}, held_up="", waits={})}
             )
@@ -273,7 +281,11 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
             await loop.silence(2 * RETRY_S_MAX)
             assert not fetcher.problem
             stub.FetchFrames = lambda request, timeout: out_of_range(request)
-            await loop.silence(FETCH_WAIT_MS / 1_000 + BEHIND_TRIES * RETRY_S_MAX)
+            await loop.silence(FETCH_WAIT_MS / 1_000 + MINUTE_S)
+            assert fetcher.problem
+            assert not fetcher.put_back  # it has not heard yet what was taken over, or is another
+            answers.set()
+            await loop.silence(3 * RETRY_S_MAX)
             [problem] = BrokerLinks._waits(links)
             assert "it has offsets up to 3, and those up to 7 were taken over, so" in problem
             await fetcher.stop()
@@ -281,43 +293,36 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
         loop.run_until_complete(main())
 
 
-def test_a_broker_that_was_away_for_long_hears_of_what_was_taken_over_before_a_queue_ends() -> None:
-    """Its data is put back from a copy meanwhile."""
+def test_what_another_broker_keeps_at_the_address_is_passed_over_by_nobody() -> None:
+    """A queue goes on behind what its own broker keeps no more, once that has answered."""
+    asked: list[int] = []
 
-    async def away() -> Any:
-        raise Unavailable("away")
+    async def out_of_range(request: broker_pb2.FetchFramesRequest) -> Any:
+        asked.append(request.offset)
+        raise OffsetOutOfRange("offset: 7 is not kept: 20 to 30 are", field="offset")
 
-    async def nothing_new() -> Any:
-        return broker_pb2.FetchFramesResponse(store_id=7)
-
-    async def ends_at_3() -> Any:
-        return broker_pb2.GetOffsetsResponse(queues=[broker_pb2.OffsetResult(max_offset=3)])
+    async def keeps() -> Any:
+        kept = broker_pb2.OffsetResult(min_offset=20, max_offset=30)
+        return broker_pb2.GetOffsetsResponse(queues=[kept])
 
     with ManualLoop(0) as loop:
 
         async def main() -> None:
-            claimed = asyncio.Event()
             source = Source(SourceId(7, 0), "b", 7, 0)
             shard: Any = SimpleNamespace(
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
             )
             stub: Any = SimpleNamespace(
-                FetchFrames=lambda request, timeout: away(),
-                GetOffsets=lambda request, timeout: ends_at_3(),
+                FetchFrames=lambda request, timeout: out_of_range(request),
+                GetOffsets=lambda request, timeout: keeps(),
             )
-
-            async def out_of_range_once() -> Any:
-                stub.FetchFrames = lambda request, timeout: nothing_new()
-                raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
-
-            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
             await loop.silence(MINUTE_S)
-            stub.FetchFrames = lambda request, timeout: out_of_range_once()
-            await loop.silence(FETCH_WAIT_MS / 1_000 + 2 * RETRY_S_MAX)
-            assert claimed.is_set()
-            assert not fetcher.put_back
-            assert not fetcher.problem
+            assert set(asked) == {7}
+            fetcher.claims += 1
+            await loop.silence(3 * RETRY_S_MAX)
+            assert asked[-1] == 20
             await fetcher.stop()
 
         loop.run_until_complete(main())
@@ -338,7 +343,12 @@ def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> N
                 directory=SimpleNamespace(producer_id=1),
             )
             stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: inside(request))
-            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
+
+
+            def claim() -> None:
+                fetcher.claims += 1
+
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claim)
             await loop.silence(1)
             assert "offset: 7 is inside the frame that begins at 5, so" in fetcher.put_back
             assert not fetcher.problem
@@ -391,7 +401,7 @@ def committing(broker: Offsets, source: SimpleNamespace, epoch: int = 0) -> Link
         directory=SimpleNamespace(producer_id=1), scheduler=SimpleNamespace(numbers=numbers)
     )
     link._shard = cast(Any, shard)
-    fetcher = SimpleNamespace(begin=0, source=SourceId(7, 0), put_back="")
+    fetcher = SimpleNamespace(begin=0, source=SourceId(7, 0), doubted=None)
     link.fetchers = {0: cast(Any, fetcher)}
     return link
 
@@ -444,7 +454,7 @@ def test_a_broker_that_was_put_back_keeps_what_is_not_fetched() -> None:
 
         async def main() -> None:
             link = committing(broker, source)
-            link.fetchers[0].put_back = "it has offsets up to 1"
+            link.fetchers[0].doubted = 0
             await loop.silence(COMMIT_INTERVAL_S * 1.5)
             assert broker.offset == 1
             link.end()
