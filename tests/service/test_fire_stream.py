@@ -1,7 +1,7 @@
 """When the timer service's stream to a broker looks again for what has become sendable."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -144,25 +144,14 @@ async def test_a_batch_that_is_of_another_time_gets_a_new_epoch(
     assert told == [outcome]
 
 
-async def test_another_brokers_answers_say_nothing(monkeypatch) -> None:
-    """It has the address by now, and other batches of the same numbers."""
-    monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
-    stream = fire_stream.FireStream(SimpleNamespace(), "b", "b:1", BrokerClock(), store_id=7)
-    stream._requests += [fire_stream._Request(number, [], 0) for number in (1, 2)]
-    stream._answered(view_pb2.SendResponseView(request_id=1, store_id=7))
-    with pytest.raises(Unavailable, match="another store"):
-        stream._answered(view_pb2.SendResponseView(request_id=2, store_id=8))
-
-
 class Played:
     """A broker that answers on its first stream as it is told, and on the next ones not at all."""
 
-    def __init__(self, results: int | None, store_id: int = 0) -> None:
+    def __init__(self, results: int | None) -> None:
         """So many results of a batch; None: an answer that nobody asked for."""
         self.streams = 0
         self.again = asyncio.Event()
         self.results = results
-        self._store_id = store_id
 
     async def SendStream(self, requests, context):
         self.streams += 1
@@ -173,13 +162,13 @@ class Played:
             yield broker_pb2.SendResponse(request_id=1)
         async for request in requests:
             results = [broker_pb2.BatchResult() for _ in range(self.results or 0)]
-            yield broker_pb2.SendResponse(
-                request_id=request.request_id, results=results, store_id=self._store_id
-            )
+            yield broker_pb2.SendResponse(request_id=request.request_id, results=results)
 
 
 @asynccontextmanager
-async def stream_to(played: Played, store_id: int = 0) -> AsyncIterator[fire_stream.FireStream]:
+async def stream_to(
+    played: Played, check: Callable[[grpc.aio.Channel], Awaitable[object]] | None = None
+) -> AsyncIterator[fire_stream.FireStream]:
     """One that has a batch to send, if any result is to come."""
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(
@@ -213,7 +202,7 @@ async def stream_to(played: Played, store_id: int = 0) -> AsyncIterator[fire_str
         answered=lambda *_: None,
     )
     address = f"127.0.0.1:{port}"
-    stream = fire_stream.FireStream(shard, "b", address, BrokerClock(), store_id=store_id)
+    stream = fire_stream.FireStream(shard, "b", address, BrokerClock(), check=check)
     try:
         yield stream
     finally:
@@ -232,9 +221,16 @@ async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
         assert played.again.is_set()
 
 
-async def test_another_broker_at_the_address_is_not_sent_to_again_and_again() -> None:
-    """It would store what is sent, and brokers that are there would not get it in its place."""
-    played = Played(1, store_id=8)
-    async with stream_to(played, store_id=7) as stream:
-        await until(lambda: played.again.is_set() or stream._task.done())
-        assert not played.again.is_set()
+async def test_another_broker_at_the_address_is_sent_nothing() -> None:
+    """It would store what is sent, and the one that is meant would get it, too."""
+    played, checked, is_meant = Played(1), asyncio.Queue[int](), asyncio.Event()
+
+    async def check(_: grpc.aio.Channel) -> None:
+        checked.put_nowait(played.streams)
+        if not is_meant.is_set():
+            raise Unavailable("b has another store")
+
+    async with stream_to(played, check):
+        assert [await checked.get() for _ in range(2)] == [0, 0]
+        is_meant.set()
+        await until(lambda: played.streams == 1)

@@ -210,16 +210,19 @@ class BrokerLink:
         self.waits = {x.queue_id: _named(x.owner) for x in claims if x.HasField("owner")}
         granted = [each for each in queues if each not in self.waits]
         await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
-        if self._fires is None or self._fires.over:
-            name, address, store_id = self.broker.name, self.broker.address, self.broker.store_id
-            self._fires = FireStream(self._shard, name, address, self.clock, self._tls, store_id)
+        if self._fires is None:
+            name, address = self.broker.name, self.broker.address
+            at = self._shard, name, address, self.clock, self._tls
+            self._fires = FireStream(*at, lambda to: self._ask(self._queues, stubs.BrokerStub(to)))
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None
             log.info("broker %s: %d queues are ours", self.broker.name, len(granted))
             self._links.claims_changed()
 
-    async def _ask(self, queues: Iterable[int]) -> broker_pb2.ClaimTimerQueuesResponse:
+    async def _ask(
+        self, queues: Iterable[int], stub: stubs.BrokerStub | None = None
+    ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Raises DuemqErrors, of the broker; Unavailable if it has another store."""
         request = broker_pb2.ClaimTimerQueuesRequest(
             service=self._links.service,
@@ -229,7 +232,7 @@ class BrokerLink:
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
             store_id=self.broker.store_id,
         )
-        call = self._broker_now().ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
+        call = (stub or self._broker_now()).ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import grpc.aio
@@ -58,17 +59,18 @@ class FireStream:
         address: str,
         clock: BrokerClock,
         tls: Tls | None = None,
-        store_id: int = 0,
+        check: Callable[[grpc.aio.Channel], Awaitable[object]] | None = None,
     ) -> None:
-        """`store_id`: the broker's; another one's answers say nothing.  0: not known."""
-        self.over = False
-        """Another broker has the address: nothing more is sent there."""
+        """`check` raises DuemqErrors unless that broker is at the other end of a connection.
+
+        Another one that has its address would store what is sent, and this one get it as well.
+        """
         self.broker = broker
         self.address = address
         self._shard = shard
         self._clock = clock
         self._tls = tls
-        self._store_id = store_id
+        self._check = check
         self._more = asyncio.Event()
         self._requests: deque[_Request] = deque()
         self._next_id = 0
@@ -90,11 +92,13 @@ class FireStream:
 
     async def _run(self) -> None:
         backoff = Backoff(RECONNECT_S_MIN, RECONNECT_S_MAX)
-        while not self.over:
+        while True:
             try:
                 async with channel.connect(self.address, self._tls) as connection:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await connection.channel_ready()
+                        if self._check is not None:
+                            await self._check(connection)
                     backoff.reset()
                     await self._stream(connection)
             except (DuemqError, TimeoutError, asyncio.InvalidStateError) as error:
@@ -190,9 +194,6 @@ class FireStream:
 
     def _answered(self, response: view_pb2.SendResponseView) -> _Request:
         """The request that it answers, the oldest one.  Raises Unavailable if it does not fit."""
-        if self._store_id and response.store_id not in (0, self._store_id):
-            self.over = True
-            raise Unavailable(f"{self.address} has another store, {response.store_id:016x}")
         request = self._requests.popleft() if self._requests else None
         if request is None or request.request_id != response.request_id:
             raise Unavailable(f"{self.address}: answers are out of order")

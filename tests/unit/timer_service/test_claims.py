@@ -207,33 +207,39 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
     assert request.store_id == 9  # another one at the address has other messages there
 
 
-def test_a_broker_that_has_its_address_again_is_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[SimpleNamespace] = []
+def test_who_is_at_the_address_is_asked_of_each_connection_that_is_sent_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another broker may be by now, which would store what is sent."""
+    streams: list[Any] = []
+    asked: list[tuple[object, ...]] = []
 
-    def stream(*_: object) -> SimpleNamespace:
-        streams.append(SimpleNamespace(over=False, end=lambda: None))
-        return streams[-1]
+    def stream(*arguments: object) -> Any:
+        streams.append(arguments)
+        return SimpleNamespace(end=lambda: None)
 
-    async def nothing(_: object) -> Any:
+    async def ask(*arguments: object) -> Any:
+        asked.append(arguments)
         return broker_pb2.ClaimTimerQueuesResponse()
 
+    async def learn(_: int) -> None: ...
+
     monkeypatch.setattr(broker_link, "FireStream", stream)
+    monkeypatch.setattr(broker_link.stubs, "BrokerStub", lambda connection: connection)
     with ManualLoop(0) as loop:
 
         async def main() -> None:
             links = Leaving()
-            links.keep_time, links.learn = lambda: None, nothing  # type: ignore[attr-defined]
+            links.keep_time, links.learn = lambda: None, learn  # type: ignore[attr-defined]
             link = Link(links)
-            link._ask = nothing  # type: ignore[method-assign]
+            link._ask = ask  # type: ignore[assignment, method-assign]
             fetcher: Any = SimpleNamespace(claims=0)
-            link.fetchers = {0: fetcher}
+            link._queues, link.fetchers = [0], {0: fetcher}
             await BrokerLink._claim(link)
             assert fetcher.claims == 1
-            await BrokerLink._claim(link)
-            assert len(streams) == 1
-            streams[0].over = True  # another one had it
-            await BrokerLink._claim(link)
-            assert len(streams) == 2
+            [(*_, check)] = streams
+            await check("a connection")
+            assert asked == [([0],), ([0], "a connection")]
             link.end()
 
         loop.run_until_complete(main())
