@@ -341,7 +341,7 @@ class BrokerLink:
         for queue_id, fetcher in self.fetchers.items():
             source = self._shard.scheduler.numbers.source(fetcher.source)
             known = self._committed.get(queue_id, fetcher.begin - 1)
-            if fetcher.doubted is not None:  # by such offsets the broker would let go of what is not fetched
+            if fetcher.doubted is not None:  # it would let go of what is not fetched
                 continue
             if source is not None and source.durable_offset > known:
                 new[queue_id] = source.durable_offset

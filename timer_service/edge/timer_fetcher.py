@@ -78,7 +78,7 @@ class TimerFetcher:
         self.put_back = ""
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
         self.claims = 0
-        """So many were answered by the broker that is meant, and not by one that has its address."""
+        """So many were answered by the broker that is meant, not by one that has its address."""
         self.doubted: int | None = None
         """How many of these, when the broker had not what was taken over; None: it has."""
         self._kept_from = 0  # what lies before it the broker keeps no more

@@ -350,7 +350,6 @@ def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> N
             )
             stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: inside(request))
 
-
             def claim() -> None:
                 fetcher.claims += 1
 
