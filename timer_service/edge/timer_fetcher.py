@@ -7,8 +7,8 @@ shard's own knowledge; only for a queue it has never seen the broker is asked wh
 
 A broker whose data directory was put back from a copy hears with a claim how far its queues were
 taken over, and goes on behind that.  If it has given such offsets a second time by then, the shard
-would take the first part of what comes for what it has, and drop it: so it fetches nothing from
-such a queue any more, and says so.
+would take the first part of what comes for what it has, and drop it: so such a broker refuses the
+fetch, and the shard fetches nothing from the queue any more, and says so.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class TimerFetcher:
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
         self.claims = 0
         """So many were answered by the broker that is meant, not by one that has its address."""
-        self.doubted: int | None = None
-        """How many of these, when the broker had not what was taken over; None: it has."""
+        self.doubted: int | None = 0
+        """How many of these, when it did not show that it has what was taken over; None: it does."""
         self._kept_from = 0  # what lies before it the broker keeps no more
         self.lag = 0  # records at the broker that were not fetched at the last look
         self.problem = ""

@@ -279,6 +279,7 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
                 by_name={"b": SimpleNamespace(fetchers={0: fetcher}, held_up="", waits={})}
             )
             assert not [*BrokerLinks._waits(links)]
+            assert fetcher.doubted is not None  # nothing is committed before it has answered
             await loop.silence(RETRY_S_MIN)
             assert claimed.is_set()
             [problem] = BrokerLinks._waits(links)
@@ -286,6 +287,7 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
             stub.FetchFrames = lambda request, timeout: nothing_new()
             await loop.silence(2 * RETRY_S_MAX)
             assert not fetcher.problem
+            assert fetcher.doubted is None
             stub.FetchFrames = lambda request, timeout: out_of_range(request)
             await loop.silence(FETCH_WAIT_MS / 1_000 + MINUTE_S)
             assert fetcher.problem
