@@ -80,7 +80,7 @@ class TimerFetcher:
         self.claims = 0
         """So many were answered by the broker that is meant, not by one that has its address."""
         self.doubted: int | None = 0
-        """How many of these, when it did not show that it has what was taken over; None: it does."""
+        """So many were when it had not, or not yet, what was taken over; None: it has."""
         self._kept_from = 0  # what lies before it the broker keeps no more
         self.lag = 0  # records at the broker that were not fetched at the last look
         self.problem = ""
