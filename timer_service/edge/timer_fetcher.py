@@ -117,9 +117,13 @@ class TimerFetcher:
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if isinstance(error, OffsetOutOfRange | InvalidArgument):
+                refused = isinstance(error, OffsetOutOfRange | InvalidArgument)
+                if self.doubted is None or not refused:  # it may be another one when it is back
+                    self.doubted = self.claims
+                if refused:
                     self._on_refused()
-                    if self._is_certain(claims) and (why := await self._why_put_back(error)):
+                    # Since the first refusal, and before this one, it heard what was taken over.
+                    if claims > self.doubted and (why := await self._why_put_back(error)):
                         self._end(why)
                         return
                 await asyncio.sleep(backoff.next_s())
@@ -140,15 +144,6 @@ class TimerFetcher:
         )
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
-
-    def _is_certain(self, claims: int) -> bool:
-        """Whether that broker has heard since what was taken over, and before this try.
-
-        `claims`: so many were answered before this try.
-        """
-        if self.doubted is None:
-            self.doubted = self.claims
-        return claims > self.doubted
 
     async def _why_put_back(self, error: DuemqError) -> str:
         """What tells that the broker goes on with a copy of its data; empty: nothing does.

@@ -249,6 +249,9 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
     async def nothing_new() -> Any:
         return broker_pb2.FetchFramesResponse(store_id=7)
 
+    async def away() -> Any:
+        raise Unavailable("away")
+
     async def out_of_range(_: object) -> Any:
         raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
 
@@ -292,6 +295,15 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
             await loop.silence(FETCH_WAIT_MS / 1_000 + MINUTE_S)
             assert fetcher.problem
             assert not fetcher.put_back  # it has not heard yet what was taken over, or is another
+            answers.set()
+            stub.FetchFrames = lambda request, timeout: away()
+            await loop.silence(MINUTE_S)
+            fetcher.claims += 1  # before it was put back
+            await loop.silence(RETRY_S_MAX)
+            answers.clear()
+            stub.FetchFrames = lambda request, timeout: out_of_range(request)
+            await loop.silence(MINUTE_S)
+            assert not fetcher.put_back
             answers.set()
             await loop.silence(3 * RETRY_S_MAX)
             [problem] = BrokerLinks._waits(links)
