@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from duemq.errors import Corrupt, DuemqError, InvariantError, Overloaded, Unavailable
 from duemq.protocol.limits import TIMERS_MAX
 from duemq_server.storage.errors import DiskFull, LogFull, StorageError
+from duemq_server.timer_service.disk_jobs import RETRY_S
 from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.holding import changes
@@ -96,7 +97,7 @@ class Resuming:
                     log.error("what is held of %s stays, ask again: %s", hold.topic, error)
                 except Unavailable as error:  # too many files are open, say
                     log.debug("what is held of %s waits: %s", hold.topic, error)
-                    await self._room()
+                    await asyncio.sleep(RETRY_S)  # that more is logged opens none
         except (StorageError, InvariantError) as error:
             self._log_loop.fail(error)
         except DuemqError as error:  # another replica leads, or the log has failed

@@ -40,6 +40,12 @@ class TimerAdminServicer:
                 limit=self._store_id,
             )
         asked = request.service
+        if request.store_id not in (0, self._store_id):  # one that was at this address
+            raise Unavailable(
+                f"store_id: this is store {self._store_id:016x}",
+                field="store_id",
+                value=f"{request.store_id:016x}",
+            )
         service = Service(
             asked.id, asked.name, asked.shard, asked.shards, asked.key_shards, asked.empty
         )
@@ -77,9 +83,10 @@ class TimerAdminServicer:
         )
 
     def check_fetch(self, request: broker_pb2.FetchFramesRequest) -> None:
-        """Raises FencedTimer if the queue is another service's."""
+        """Raises FencedTimer if the queue is another service's; see timer_queue_changes."""
         if request.topic == names.TIMER_TOPIC:
             self._owners.check(request.queue_id, request.timer_id, self._now_ms())
+            timer_queue_changes.check_fetch(self._store, request.queue_id, request.offset)
 
     async def ListTimerOwners(
         self, _request: timer_admin_pb2.ListTimerOwnersRequest, _: Any

@@ -86,6 +86,7 @@ class Store:
         self.offsets = tables.offsets
         self.groups = tables.groups
         self.timer_owners = tables.timer_owners
+        self.timers_given = tables.timer_ends()  # up to there, by queue, to owners
         self.sent_back, self.dead_letters = GroupCounts(), GroupCounts()
         self.read_only = False
         """Space is running out: nothing is accepted."""

@@ -103,13 +103,20 @@ class Tables:
             self.offsets.put(_taken_over_by(queue_id), Progress(offset, 0))
         self.timer_owners.hand_over(service_id, ends)
 
+    def timer_ends(self) -> dict[int, int]:
+        """Where each queue of %TIMER% ends."""
+        if names.TIMER_TOPIC not in self.topics:
+            return {}
+        queues = self.queues.of(names.TIMER_TOPIC)
+        return {queue.queue_id: queue.next_offset for queue in queues}
+
     def note_timer_ends(self) -> None:
         """At a start: where queues of %TIMER% end, or did at one before, if none was claimed since.
 
         In checkpoints, too: what came since a start with an older copy is so at the next one.
         """
-        for queue in self.queues.of(names.TIMER_TOPIC):
-            self.timer_owners.unclaimed.setdefault(queue.queue_id, queue.next_offset)
+        for queue_id, end in self.timer_ends().items():
+            self.timer_owners.unclaimed.setdefault(queue_id, end)
 
     def timers_taken_over(self, queue_id: int) -> int:
         """The offset up to which the owners of a queue of %TIMER% have committed it."""

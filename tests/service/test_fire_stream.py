@@ -1,13 +1,16 @@
 """When the timer service's stream to a broker looks again for what has become sendable."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from itertools import count
 from types import SimpleNamespace
 
 import grpc.aio
 import pytest
 
-from duemq.errors import Unavailable
+from duemq.errors import DuemqError, FencedProducer, OutOfSequence, Overloaded, Unavailable
+from duemq.transport import status
 from duemq.v1 import broker_pb2, view_pb2
 from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
@@ -119,14 +122,26 @@ async def test_the_first_answer_to_a_batch_is_not_that_of_another_one(
     assert told == [FireOutcome.STORED if repeated else FireOutcome.OUT_OF_SEQUENCE]
 
 
-async def test_another_brokers_answers_say_nothing(monkeypatch) -> None:
-    """It has the address by now, and other batches of the same numbers."""
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (OutOfSequence("sequence"), FireOutcome.OUT_OF_SEQUENCE),
+        (FencedProducer("producer_epoch"), FireOutcome.OUT_OF_SEQUENCE),
+        (Overloaded("the disk is behind"), FireOutcome.REFUSED),
+    ],
+)
+async def test_a_batch_that_is_of_another_time_gets_a_new_epoch(
+    error: DuemqError, outcome: FireOutcome, monkeypatch
+) -> None:
+    """Of a copy of this machine's data: starts since have begun epochs at the broker."""
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
-    stream = fire_stream.FireStream(SimpleNamespace(), "b", "b:1", BrokerClock(), store_id=7)
-    stream._requests += [fire_stream._Request(number, [], 0) for number in (1, 2)]
-    stream._answered(view_pb2.SendResponseView(request_id=1, store_id=7))
-    with pytest.raises(Unavailable, match="another store"):
-        stream._answered(view_pb2.SendResponseView(request_id=2, store_id=8))
+    told: list[FireOutcome] = []
+    shard = SimpleNamespace(answered=lambda batch, outcome, *_: told.append(outcome))
+    stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
+    lane = SimpleNamespace(id=LaneId("b", "t", 0), failures=0)
+    batch = SimpleNamespace(lane=lane, repeated=True)
+    stream._take(batch, view_pb2.BatchResultView(error=status.to_proto(error)), 0, 0)
+    assert told == [outcome]
 
 
 class Played:
@@ -136,26 +151,25 @@ class Played:
         """So many results of a batch; None: an answer that nobody asked for."""
         self.streams = 0
         self.again = asyncio.Event()
-        self._results = results
+        self.results = results
 
     async def SendStream(self, requests, context):
         self.streams += 1
         if self.streams > 1:
             self.again.set()
             await asyncio.Event().wait()
-        if self._results is None:
+        if self.results is None:
             yield broker_pb2.SendResponse(request_id=1)
         async for request in requests:
-            results = [broker_pb2.BatchResult() for _ in range(self._results or 0)]
+            results = [broker_pb2.BatchResult() for _ in range(self.results or 0)]
             yield broker_pb2.SendResponse(request_id=request.request_id, results=results)
 
 
-@pytest.mark.parametrize("results", [None, 0, 2])
-async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
-    results: int | None,
-) -> None:
-    """One that it was not asked for; results of fewer, or more, batches than there are."""
-    played = Played(results)
+@asynccontextmanager
+async def stream_to(
+    played: Played, check: Callable[[grpc.aio.Channel], Awaitable[object]] | None = None
+) -> AsyncIterator[fire_stream.FireStream]:
+    """One that has a batch to send, if any result is to come."""
     server = grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(
         played.SendStream,
@@ -176,7 +190,7 @@ async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
         last_due_ms=0,
         early_ms=lambda _: b"",
     )
-    left = [] if results is None else [[batch]]
+    left = [] if played.results is None else [[batch]]
     dispatcher = SimpleNamespace(
         sendable=lambda *_: left.pop() if left else [], next_retry_ms=lambda *_: NEVER
     )
@@ -187,10 +201,36 @@ async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
         disconnected=lambda *_: None,
         answered=lambda *_: None,
     )
-    stream = fire_stream.FireStream(shard, "b", f"127.0.0.1:{port}", BrokerClock())
+    address = f"127.0.0.1:{port}"
+    stream = fire_stream.FireStream(shard, "b", address, BrokerClock(), check=check)
     try:
-        await until(lambda: played.again.is_set() or stream._task.done())
-        assert played.again.is_set()
+        yield stream
     finally:
         await stream.stop()
         await server.stop(None)
+
+
+@pytest.mark.parametrize("results", [None, 0, 2])
+async def test_a_broker_whose_answers_fit_nothing_is_connected_to_anew(
+    results: int | None,
+) -> None:
+    """One that it was not asked for; results of fewer, or more, batches than there are."""
+    played = Played(results)
+    async with stream_to(played) as stream:
+        await until(lambda: played.again.is_set() or stream._task.done())
+        assert played.again.is_set()
+
+
+async def test_another_broker_at_the_address_is_sent_nothing() -> None:
+    """It would store what is sent, and the one that is meant would get it, too."""
+    played, checked, is_meant = Played(1), asyncio.Queue[int](), asyncio.Event()
+
+    async def check(_: grpc.aio.Channel) -> None:
+        checked.put_nowait(played.streams)
+        if not is_meant.is_set():
+            raise Unavailable("b has another store")
+
+    async with stream_to(played, check):
+        assert [await checked.get() for _ in range(2)] == [0, 0]
+        is_meant.set()
+        await until(lambda: played.streams == 1)

@@ -73,6 +73,35 @@ async def test_what_comes_to_a_broker_that_was_put_back_from_a_copy_is_not_lost(
         assert not (await shard.stats()).problems
 
 
+async def test_messages_that_are_as_many_as_those_that_a_copy_lacks_are_not_lost(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """They have just the offsets that were taken over, and more follow: nothing is out of range."""
+    data, copy = tmp_path / "b0", tmp_path / "copy"
+    async with running_shard(cluster, tmp_path) as shard:
+        await cluster.stop_broker("b0")
+        shutil.copytree(data, copy)
+        await cluster.start_broker("b0")
+        for _ in range(2):
+            await send(cluster, [b"old"], [HOUR_MS], queue_id=0, producer_id=0)
+        await shard.until(lambda stats: stats.accepted == 2)
+    await cluster.stop_broker("b0")
+    shutil.rmtree(data)
+    copy.rename(data)
+    await cluster.start_broker("b0")
+    new = [b"new-%d" % n for n in range(4)]
+    for body in new:
+        await send(cluster, [body], [0], queue_id=0, producer_id=0)
+    await another_second()
+    async with running_shard(cluster, tmp_path) as shard:
+        await shard.until(lambda stats: any("from a copy" in each for each in stats.problems))
+        await cluster.stop_broker("b0")
+        (data / "store_id").unlink()
+        await cluster.start_broker("b0")
+
+        await until_delivered(cluster, new)
+
+
 async def test_what_a_shard_that_was_put_back_from_a_copy_fires_is_no_repeat(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -201,6 +201,8 @@ class BrokerLink:
     async def _claim(self) -> None:
         queues = list(self._queues)
         answer = await self._ask(queues)
+        for fetcher in self.fetchers.values():
+            fetcher.claims += 1
         self.clock.observe(now_ms(), answer.now_ms, steady_ms())
         self._links.keep_time()
         await self._links.learn(answer.key_shards)
@@ -209,15 +211,18 @@ class BrokerLink:
         granted = [each for each in queues if each not in self.waits]
         await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
         if self._fires is None:
-            name, address, store_id = self.broker.name, self.broker.address, self.broker.store_id
-            self._fires = FireStream(self._shard, name, address, self.clock, self._tls, store_id)
+            name, address = self.broker.name, self.broker.address
+            at = self._shard, name, address, self.clock, self._tls
+            self._fires = FireStream(*at, lambda to: self._ask(self._queues, stubs.BrokerStub(to)))
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None
             log.info("broker %s: %d queues are ours", self.broker.name, len(granted))
             self._links.claims_changed()
 
-    async def _ask(self, queues: Iterable[int]) -> broker_pb2.ClaimTimerQueuesResponse:
+    async def _ask(
+        self, queues: Iterable[int], stub: stubs.BrokerStub | None = None
+    ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Raises DuemqErrors, of the broker; Unavailable if it has another store."""
         request = broker_pb2.ClaimTimerQueuesRequest(
             service=self._links.service,
@@ -227,7 +232,7 @@ class BrokerLink:
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
             store_id=self.broker.store_id,
         )
-        call = self._broker_now().ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
+        call = (stub or self._broker_now()).ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
@@ -336,7 +341,7 @@ class BrokerLink:
         for queue_id, fetcher in self.fetchers.items():
             source = self._shard.scheduler.numbers.source(fetcher.source)
             known = self._committed.get(queue_id, fetcher.begin - 1)
-            if fetcher.put_back:  # by such offsets the broker would let go of what is not fetched
+            if fetcher.doubted is not None:  # it would let go of what is not fetched
                 continue
             if source is not None and source.durable_offset > known:
                 new[queue_id] = source.durable_offset

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import grpc.aio
 import numpy as np
 
-from duemq.errors import DuemqError, OutOfSequence, Rejected, Unavailable
+from duemq.errors import DuemqError, FencedProducer, OutOfSequence, Rejected, Unavailable
 from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
@@ -58,15 +59,18 @@ class FireStream:
         address: str,
         clock: BrokerClock,
         tls: Tls | None = None,
-        store_id: int = 0,
+        check: Callable[[grpc.aio.Channel], Awaitable[object]] | None = None,
     ) -> None:
-        """`store_id`: the broker's; another one's answers say nothing.  0: not known."""
+        """`check` raises DuemqErrors unless that broker is at the other end of a connection.
+
+        Another one that has its address would store what is sent, and this one get it as well.
+        """
         self.broker = broker
         self.address = address
         self._shard = shard
         self._clock = clock
         self._tls = tls
-        self._store_id = store_id
+        self._check = check
         self._more = asyncio.Event()
         self._requests: deque[_Request] = deque()
         self._next_id = 0
@@ -93,6 +97,8 @@ class FireStream:
                 async with channel.connect(self.address, self._tls) as connection:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await connection.channel_ready()
+                        if self._check is not None:
+                            await self._check(connection)
                     backoff.reset()
                     await self._stream(connection)
             except (DuemqError, TimeoutError, asyncio.InvalidStateError) as error:
@@ -188,8 +194,6 @@ class FireStream:
 
     def _answered(self, response: view_pb2.SendResponseView) -> _Request:
         """The request that it answers, the oldest one.  Raises Unavailable if it does not fit."""
-        if self._store_id and response.store_id not in (0, self._store_id):
-            raise Unavailable(f"{self.address} has another store, {response.store_id:016x}")
         request = self._requests.popleft() if self._requests else None
         if request is None or request.request_id != response.request_id:
             raise Unavailable(f"{self.address}: answers are out of order")
@@ -214,7 +218,7 @@ class FireStream:
             return
         error = status.from_proto(result.error)
         lane, reason = batch.lane, ""
-        if isinstance(error, OutOfSequence):
+        if isinstance(error, OutOfSequence | FencedProducer):
             outcome = FireOutcome.OUT_OF_SEQUENCE
         else:
             outcome = FireOutcome.REJECTED if isinstance(error, Rejected) else FireOutcome.REFUSED

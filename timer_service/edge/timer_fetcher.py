@@ -7,8 +7,8 @@ shard's own knowledge; only for a queue it has never seen the broker is asked wh
 
 A broker whose data directory was put back from a copy hears with a claim how far its queues were
 taken over, and goes on behind that.  If it has given such offsets a second time by then, the shard
-would take the first part of what comes for what it has, and drop it: so it fetches nothing from
-such a queue any more, and says so.
+would take the first part of what comes for what it has, and drop it: so such a broker refuses the
+fetch, and the shard fetches nothing from the queue any more, and says so.
 """
 
 from __future__ import annotations
@@ -54,9 +54,6 @@ SOON_MS = 250
 # A broker that is stopping answers waiting fetches at once, with nothing.
 EMPTY_S_MIN = 1.0
 EMPTY_PAUSE_S = 0.1
-# So often it is tried again, for a claim to be answered meanwhile, while the broker has not got the
-# offsets that were taken over.
-BEHIND_TRIES = 6
 
 
 class TimerFetcher:
@@ -73,13 +70,17 @@ class TimerFetcher:
     ) -> None:
         """`begin`: what lies before it another shard has taken over.
 
-        `on_refused` is called when the broker says that the queue is another service's, or that it
-        ends sooner than what was taken over: a claim tells more.
+        `on_refused` is called when the broker says that the queue is another service's, or not what
+        was taken over: a claim tells more.
         """
         self.source = source
         self.begin = begin
         self.put_back = ""
         """Why nothing is fetched any more: the broker has not what was taken over from it."""
+        self.claims = 0
+        """So many were answered by the broker that is meant, not by one that has its address."""
+        self.doubted: int | None = 0
+        """So many were when it had not, or not yet, what was taken over; None: it has."""
         self._kept_from = 0  # what lies before it the broker keeps no more
         self.lag = 0  # records at the broker that were not fetched at the last look
         self.problem = ""
@@ -99,12 +100,13 @@ class TimerFetcher:
     async def _run(self) -> None:
         backoff = Backoff(RETRY_S_MIN, RETRY_S_MAX)
         while True:
+            claims = self.claims
             try:
                 offset = await self._start()
                 while True:
                     offset = await self._fetch(offset)
                     backoff.reset()
-                    self.problem = ""
+                    self.problem, self.doubted = "", None
             except FencedTimer:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
@@ -112,14 +114,18 @@ class TimerFetcher:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
                     level, self.problem = logging.ERROR, str(error)
-                if isinstance(error, OffsetOutOfRange):
-                    self._on_refused()
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
-                if why := await self._why_put_back(error, backoff.attempts):
-                    self._end(why)
-                    return
+                refused = isinstance(error, OffsetOutOfRange | InvalidArgument)
+                if self.doubted is None or not refused:  # it may be another one when it is back
+                    self.doubted = self.claims
+                if refused:
+                    self._on_refused()
+                    # Since the first refusal, and before this one, it heard what was taken over.
+                    if claims > self.doubted and (why := await self._why_put_back(error)):
+                        self._end(why)
+                        return
                 await asyncio.sleep(backoff.next_s())
 
     async def _start(self) -> int:
@@ -139,7 +145,7 @@ class TimerFetcher:
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
 
-    async def _why_put_back(self, error: DuemqError, tries: int) -> str:
+    async def _why_put_back(self, error: DuemqError) -> str:
         """What tells that the broker goes on with a copy of its data; empty: nothing does.
 
         If it has let go of what was committed, it is the shard that does: what it lacks is lost,
@@ -158,7 +164,7 @@ class TimerFetcher:
             return ""
         self._kept_from = known.min_offset
         reached = max(self.begin, source.next_offset if source is not None else 0)
-        if reached <= known.max_offset or tries < BEHIND_TRIES:
+        if reached <= known.max_offset:
             return ""
         return f"it has offsets up to {known.max_offset}, and those up to {reached} were taken over"
 

@@ -26,7 +26,8 @@ from 0; what the broker lost stays lost, and nothing is stored twice.
 
 So does each lane at the first batch that a start gives it: this state may be an older copy itself,
 and the next numbers those of other batches that a broker has stored, which would be answered as
-repeats of them.  What was not answered before keeps its numbers, and goes first.
+repeats of them.  What was not answered before keeps its numbers, and goes first; if a start since
+the copy was made has begun an epoch there (FENCED_PRODUCER), it gets another one, too.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class FireOutcome(enum.Enum):
 
     STORED = enum.auto()
     OUT_OF_SEQUENCE = enum.auto()
+    """Also: a later epoch has begun."""
     REFUSED = enum.auto()
     """The broker cannot store anything now."""
     REJECTED = enum.auto()

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from duemq.protocol import checks
+from duemq.protocol import checks, names
 from duemq.protocol.limits import PULL_BYTES_MAX, PULL_WAIT_MS_MAX
 from duemq.v1 import broker_pb2
 from duemq_server.broker.edge.pulls.disk_reads import DiskReads
 from duemq_server.broker.edge.pulls.parking import Parked, Parking
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import Frames
+from duemq_server.broker.store.changes import timer_queue_changes
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.serving.unsent import BudgetShare, Unsent
@@ -67,6 +68,8 @@ class FrameFetches:
             if queue.max_offset > end:
                 continue  # appended while a thread was reading
             await self._parking.park(parked, [queue.key], deadline_ms)
+        if request.topic == names.TIMER_TOPIC:
+            timer_queue_changes.note_fetched(self._store, request.queue_id, frames.next_offset)
         caller.add_done_callback(lambda _: share.give_back())
         return broker_pb2.FetchFramesResponse(
             store_id=self._store_id,

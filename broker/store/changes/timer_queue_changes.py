@@ -63,9 +63,9 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     """What the owner has taken over of its queues, and this broker has not: from an older copy.
 
     Those offsets are never given to anything new, which the owner would take for the old.  If they
-    were, at this start or one before, it stops fetching, and says so.  While the disk is full the
-    next claim does it.  A log with replicas is not from a copy that they have not, and what is left
-    out they would not hear of.
+    were, at this start or one before, `check_fetch` tells.  While the disk is full the next claim
+    does it.  A log with replicas is not from a copy that they have not, and what is left out they
+    would not hear of.
     """
     if isinstance(store.log, ReplicaLog):
         return
@@ -81,12 +81,31 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
             except DiskFull as error:
                 log.warning("%s/%d goes on at %d later: %s", *queue.key, end, error)
                 continue
+            store.timers_given[queue_id] = end
             log.error(
                 "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
                 " from an older copy; the queue goes on there",
                 *(*queue.key, last, end),
             )
         unclaimed.pop(queue_id, None)
+
+
+def check_fetch(store: Store, queue_id: int, offset: int) -> None:
+    """Raises InvalidArgument for an offset that the owner has not got from this data.
+
+    It was given before a copy of that was made, and to other messages since: the owner would pass
+    over these.  Beyond the end of the queue it is out of range, as any, until a claim mends that.
+    """
+    queue = store.queue(names.TIMER_TOPIC, queue_id)
+    given = max(store.timers_given.get(queue_id, 0), queue.min_offset)
+    if given < offset <= queue.max_offset:
+        limit = f"at most {given}, up to where this data ended at the start, or was fetched since"
+        raise checks.wrong("offset", offset, limit)
+
+
+def note_fetched(store: Store, queue_id: int, next_offset: int) -> None:
+    """The owner is given what lies before an offset."""
+    store.timers_given[queue_id] = max(store.timers_given.get(queue_id, 0), next_offset)
 
 
 def _hand_over(

@@ -17,7 +17,7 @@ from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
 from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.timer_service.edge import broker_links
+from duemq_server.timer_service.edge import broker_link, broker_links
 from duemq_server.timer_service.edge.broker_link import (
     CLAIM_RETRY_S,
     COMMIT_INTERVAL_S,
@@ -26,7 +26,6 @@ from duemq_server.timer_service.edge.broker_link import (
 )
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.timer_fetcher import (
-    BEHIND_TRIES,
     FETCH_WAIT_MS,
     RETRY_S_MAX,
     RETRY_S_MIN,
@@ -187,7 +186,7 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
             links.place = SimpleNamespace(leaves=False, has=lambda queue_id: queue_id < 2)
             links.service = broker_pb2.TimerService()  # type: ignore[attr-defined]
             link = Link(links)
-            link.broker = Broker("b", "127.0.0.1:1", 7, store_id=9)
+            link.broker = Broker("b", "127.0.0.1:1", store_id=9)
             numbers = Numbering()
             for queue_id, end in ((0, 5), (2, 7)):
                 number = numbers.number_source(SourceId(9, queue_id), "b", 0)
@@ -205,12 +204,53 @@ def test_a_broker_hears_how_far_its_queues_were_taken_over() -> None:
         loop.run_until_complete(main())
     [request] = asked
     assert {each.queue_id: each.offset for each in request.ends} == {0: 5, 2: 7}
-    assert request.store_id == 9  # another broker may be at that address by now
+    assert request.store_id == 9  # another one at the address has other messages there
+
+
+def test_who_is_at_the_address_is_asked_of_each_connection_that_is_sent_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another broker may be by now, which would store what is sent."""
+    streams: list[Any] = []
+    asked: list[tuple[object, ...]] = []
+
+    def stream(*arguments: object) -> Any:
+        streams.append(arguments)
+        return SimpleNamespace(end=lambda: None)
+
+    async def ask(*arguments: object) -> Any:
+        asked.append(arguments)
+        return broker_pb2.ClaimTimerQueuesResponse()
+
+    async def learn(_: int) -> None: ...
+
+    monkeypatch.setattr(broker_link, "FireStream", stream)
+    monkeypatch.setattr(broker_link.stubs, "BrokerStub", lambda connection: connection)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            links = Leaving()
+            links.keep_time, links.learn = lambda: None, learn  # type: ignore[attr-defined]
+            link = Link(links)
+            link._ask = ask  # type: ignore[assignment, method-assign]
+            fetcher: Any = SimpleNamespace(claims=0)
+            link._queues, link.fetchers = [0], {0: fetcher}
+            await BrokerLink._claim(link)
+            assert fetcher.claims == 1
+            [(*_, check)] = streams
+            await check("a connection")
+            assert asked == [([0],), ([0], "a connection")]
+            link.end()
+
+        loop.run_until_complete(main())
 
 
 def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_stays_so() -> None:
     async def nothing_new() -> Any:
         return broker_pb2.FetchFramesResponse(store_id=7)
+
+    async def away() -> Any:
+        raise Unavailable("away")
 
     async def out_of_range(_: object) -> Any:
         raise OffsetOutOfRange("offset: 7 is not kept: 0 to 3 are", field="offset")
@@ -231,11 +271,18 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
                 FetchFrames=lambda request, timeout: out_of_range(request),
                 GetOffsets=lambda request, timeout: ends_at_3(),
             )
-            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claimed.set)
+            answers = asyncio.Event()
+
+            def claim() -> None:
+                claimed.set()
+                fetcher.claims += answers.is_set()
+
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claim)
             links: Any = SimpleNamespace(
                 by_name={"b": SimpleNamespace(fetchers={0: fetcher}, held_up="", waits={})}
             )
             assert not [*BrokerLinks._waits(links)]
+            assert fetcher.doubted is not None  # nothing is committed before it has answered
             await loop.silence(RETRY_S_MIN)
             assert claimed.is_set()
             [problem] = BrokerLinks._waits(links)
@@ -243,10 +290,59 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
             stub.FetchFrames = lambda request, timeout: nothing_new()
             await loop.silence(2 * RETRY_S_MAX)
             assert not fetcher.problem
+            assert fetcher.doubted is None
             stub.FetchFrames = lambda request, timeout: out_of_range(request)
-            await loop.silence(FETCH_WAIT_MS / 1_000 + BEHIND_TRIES * RETRY_S_MAX)
+            await loop.silence(FETCH_WAIT_MS / 1_000 + MINUTE_S)
+            assert fetcher.problem
+            assert not fetcher.put_back  # it has not heard yet what was taken over, or is another
+            answers.set()
+            stub.FetchFrames = lambda request, timeout: away()
+            await loop.silence(MINUTE_S)
+            fetcher.claims += 1  # before it was put back
+            await loop.silence(RETRY_S_MAX)
+            answers.clear()
+            stub.FetchFrames = lambda request, timeout: out_of_range(request)
+            await loop.silence(MINUTE_S)
+            assert not fetcher.put_back
+            answers.set()
+            await loop.silence(3 * RETRY_S_MAX)
             [problem] = BrokerLinks._waits(links)
             assert "it has offsets up to 3, and those up to 7 were taken over, so" in problem
+            await fetcher.stop()
+
+        loop.run_until_complete(main())
+
+
+def test_what_another_broker_keeps_at_the_address_is_passed_over_by_nobody() -> None:
+    """A queue goes on behind what its own broker keeps no more, once that has answered."""
+    asked: list[int] = []
+
+    async def out_of_range(request: broker_pb2.FetchFramesRequest) -> Any:
+        asked.append(request.offset)
+        raise OffsetOutOfRange("offset: 7 is not kept: 20 to 30 are", field="offset")
+
+    async def keeps() -> Any:
+        kept = broker_pb2.OffsetResult(min_offset=20, max_offset=30)
+        return broker_pb2.GetOffsetsResponse(queues=[kept])
+
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            source = Source(SourceId(7, 0), "b", 7, 0)
+            shard: Any = SimpleNamespace(
+                scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
+                directory=SimpleNamespace(producer_id=1),
+            )
+            stub: Any = SimpleNamespace(
+                FetchFrames=lambda request, timeout: out_of_range(request),
+                GetOffsets=lambda request, timeout: keeps(),
+            )
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
+            await loop.silence(MINUTE_S)
+            assert set(asked) == {7}
+            fetcher.claims += 1
+            await loop.silence(3 * RETRY_S_MAX)
+            assert asked[-1] == 20
             await fetcher.stop()
 
         loop.run_until_complete(main())
@@ -267,7 +363,11 @@ def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> N
                 directory=SimpleNamespace(producer_id=1),
             )
             stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: inside(request))
-            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
+
+            def claim() -> None:
+                fetcher.claims += 1
+
+            fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, claim)
             await loop.silence(1)
             assert "offset: 7 is inside the frame that begins at 5, so" in fetcher.put_back
             assert not fetcher.problem
@@ -320,7 +420,7 @@ def committing(broker: Offsets, source: SimpleNamespace, epoch: int = 0) -> Link
         directory=SimpleNamespace(producer_id=1), scheduler=SimpleNamespace(numbers=numbers)
     )
     link._shard = cast(Any, shard)
-    fetcher = SimpleNamespace(begin=0, source=SourceId(7, 0), put_back="")
+    fetcher = SimpleNamespace(begin=0, source=SourceId(7, 0), doubted=None)
     link.fetchers = {0: cast(Any, fetcher)}
     return link
 
@@ -373,7 +473,7 @@ def test_a_broker_that_was_put_back_keeps_what_is_not_fetched() -> None:
 
         async def main() -> None:
             link = committing(broker, source)
-            link.fetchers[0].put_back = "it has offsets up to 1"
+            link.fetchers[0].doubted = 0
             await loop.silence(COMMIT_INTERVAL_S * 1.5)
             assert broker.offset == 1
             link.end()

@@ -617,6 +617,41 @@ def test_a_consume_queue_that_cannot_be_written_keeps_no_store_from_its_end(
     assert store.log._writer is None
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_who_fetches_behind_what_was_given_from_this_data_is_told(first: int) -> None:
+    """Messages that came under offsets of others would be passed over, and nobody notice."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    for _ in range(first):
+        store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
+    settle(store)
+    store = opened(disk.after_kill(), settings)
+    for _ in range(5):
+        store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    settle(store)
+    for offset in (0, first, first + 6):  # the last one is out of range, as the read says
+        timer_queue_changes.check_fetch(store, 0, offset)
+    with pytest.raises(InvalidArgument, match=f"offset: {first + 3} is .* at most {first}, up to"):
+        timer_queue_changes.check_fetch(store, 0, first + 3)
+    timer_queue_changes.note_fetched(store, 0, first + 3)
+    timer_queue_changes.note_fetched(store, 0, first)
+    timer_queue_changes.check_fetch(store, 0, first + 3)
+
+
+def test_who_fetches_behind_what_is_kept_no_more_is_not_told_of_copies() -> None:
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
+    store.create_topic("orders", 2)
+    for _ in range(5):
+        store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    settle(store)
+    queue = store.queue(TIMER_TOPIC, 0)
+    queue.drop_before(queue.frame_at(3))
+    timer_queue_changes.check_fetch(store, 0, 3)
+    with pytest.raises(InvalidArgument):
+        timer_queue_changes.check_fetch(store, 0, 4)
+
+
 @pytest.mark.parametrize("saved", [False, True])
 def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
