@@ -40,12 +40,6 @@ class TimerAdminServicer:
                 limit=self._store_id,
             )
         asked = request.service
-        if request.store_id not in (0, self._store_id):  # one that was at this address
-            raise Unavailable(
-                f"store_id: this is store {self._store_id:016x}",
-                field="store_id",
-                value=f"{request.store_id:016x}",
-            )
         service = Service(
             asked.id, asked.name, asked.shard, asked.shards, asked.key_shards, asked.empty
         )

@@ -29,7 +29,7 @@ async def test_how_far_another_broker_was_taken_over_is_not_believed(meant: int)
     if taken:
         await servicer.claim(request)
     else:
-        with pytest.raises(Unavailable, match=f"store_id: this is store {STORE_ID:016x}"):
+        with pytest.raises(Unavailable, match=f"this broker has {STORE_ID:016x}"):
             await servicer.claim(request)
     assert store.timer_owners.ids() == [TIMERS.id] * taken
     assert store.queue(TIMER_TOPIC, 0).next_offset == 5 * taken
