@@ -6,11 +6,13 @@ import sys
 import threading
 from asyncio.subprocess import PIPE
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 import duemq
 from duemq.errors import Closed, InvalidArgument, Timeout, Unavailable
+from duemq.producing import blocking
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import loop_thread
 from duemq.transport.loop_thread import LoopThread
@@ -411,6 +413,24 @@ def test_a_timeout_cancels_what_was_asked():
         assert cancelled.wait(60)
     finally:
         thread.release()
+
+
+def test_a_send_that_looks_for_an_interrupted_one_holds_nothing_where_a_signal_may_come(monkeypatch):
+    """Its handler may raise wherever a call has ended, and nobody would let go of a lock."""
+    locks = threading.Lock(), threading.Lock()
+    holders = (SimpleNamespace(lock=lock) for lock in locks)
+    core = SimpleNamespace(outbox=next(holders), _timer_calls=next(holders))
+    held, before = [], sys.getprofile()
+    sys.setprofile(lambda *_: held.append(any(lock.locked() for lock in locks)))
+    try:
+        blocking.check_locks(core)
+    finally:
+        sys.setprofile(before)
+    assert not any(held)
+    monkeypatch.setattr(blocking, "HELD_S", 0.001)
+    for lock in locks:
+        with lock, pytest.raises(RuntimeError, match="in the middle of a send"):
+            blocking.check_locks(core)
 
 
 def test_a_thread_of_the_parent_process_is_not_used():

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from operator import call
 from typing import Any, TypeVar, Unpack
 
 from duemq.errors import DuemqError, NotAllSent
@@ -247,9 +249,11 @@ def check_locks(core: AsyncProducer) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for lock in (core.outbox.lock, core._timer_calls.lock):
-        if not lock.acquire(timeout=HELD_S):
+        # In one call: a signal in between would leave it held for ever.
+        steps = iter((partial(lock.acquire, timeout=HELD_S), lock.release))
+        all(map(call, steps))
+        if next(steps, None) is not None:
             raise RuntimeError("a signal came in the middle of a send: raise in its handler")
-        lock.release()
 
 
 # Strong: what a producer that nobody holds any more has taken is sent all the same.
