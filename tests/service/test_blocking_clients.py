@@ -415,7 +415,9 @@ def test_a_timeout_cancels_what_was_asked():
         thread.release()
 
 
-def test_a_send_that_looks_for_an_interrupted_one_holds_nothing_where_a_signal_may_come(monkeypatch):
+def test_a_send_that_looks_for_an_interrupted_one_holds_nothing_where_a_signal_may_come(
+    monkeypatch,
+):
     """Its handler may raise wherever a call has ended, and nobody would let go of a lock."""
     locks = threading.Lock(), threading.Lock()
     holders = (SimpleNamespace(lock=lock) for lock in locks)
