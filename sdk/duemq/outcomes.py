@@ -118,7 +118,9 @@ class Failed:
 def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Failed]:
     """What is not done of the messages that the callback was given, in their order."""
     # An application's own kind may not have called __init__.
-    if not isinstance(error, BatchFailed) or not hasattr(error, "failures"):
+    if not (
+        isinstance(error, BatchFailed) and isinstance(getattr(error, "failures", None), Mapping)
+    ):
         return [Failed(0, len(messages), error)]
     places = {message: index for index, message in enumerate(messages)}
     for named in error.failures:

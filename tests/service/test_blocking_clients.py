@@ -6,11 +6,13 @@ import sys
 import threading
 from asyncio.subprocess import PIPE
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 import duemq
 from duemq.errors import Closed, InvalidArgument, Timeout, Unavailable
+from duemq.producing import blocking
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import loop_thread
 from duemq.transport.loop_thread import LoopThread
@@ -314,6 +316,7 @@ def interrupted(batch, extras):  # as by a signal
 
 Batch.add_extras = interrupted
 producer.submit("t", b"second", key="k")
+producer.submit("t", b"third", key="k", timer_key="x", delay="1h")
 """
 
 LEFT_OPEN = """
@@ -411,6 +414,24 @@ def test_a_timeout_cancels_what_was_asked():
         assert cancelled.wait(60)
     finally:
         thread.release()
+
+
+def test_who_looks_for_an_interrupted_send_takes_no_lock_and_waits_for_nobody_else_s():
+    """A signal handler may raise wherever a call has ended, and nobody would let go of it."""
+    locks = threading.Lock(), threading.Lock()
+    holders = (SimpleNamespace(lock=lock) for lock in locks)
+    core = SimpleNamespace(outbox=next(holders), _timer_calls=next(holders))
+    held, before = [], sys.getprofile()
+    sys.setprofile(lambda *_: held.append(any(lock.locked() for lock in locks)))
+    try:
+        blocking.check_locks(core)
+    finally:
+        sys.setprofile(before)
+    assert held
+    assert not any(held)
+    for lock in locks:
+        with lock:
+            blocking.check_locks(core)
 
 
 def test_a_thread_of_the_parent_process_is_not_used():

@@ -229,6 +229,16 @@ def test_a_close_ends_a_start_in_another_thread():
     assert LoopThread._shared is None
 
 
+def test_a_pull_consumer_that_was_closed_before_it_started_does_not_start():
+    consumer = duemq.PullConsumer(nameserver="127.0.0.1:1", settings=ConsumerSettings(client=SOON))
+    consumer.close()
+    for _ in range(2):
+        with pytest.raises(Closed, match="the consumer is closed"):
+            consumer.start()
+        consumer.close()
+    assert LoopThread._shared is None
+
+
 async def test_a_push_consumer_that_was_closed_before_it_started_does_not_start():
     def in_a_thread():
         consumer = duemq.PushConsumer("g", "t", print, nameserver="127.0.0.1:1")

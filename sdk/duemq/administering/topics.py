@@ -148,7 +148,8 @@ class Topics(Asking):
         Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
         if a broker is away.
         """
-        found = await self._described_topic(name)
+        timeout_s = SHOWN_WITHOUT_TIMEOUT_S if dry_run else self._asker.timeout_s
+        found = await self._described_topic(name, timeout_s)
         purged = [
             PurgedQueue(name, each.broker, each.queue, each.max_offset, each.messages)
             for each in _queues(found)

@@ -216,7 +216,10 @@ class PullConsumer(Face):
         return self._consumer.assignment
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset that `poll` goes on from.  Raises InvalidArgument if it is not assigned."""
+        """The offset that `poll` goes on from; -1: not before a `seek`, see `assign`.
+
+        Raises InvalidArgument if it is not assigned.
+        """
         return self._consumer.position(queue)
 
     queues = blocking(pull.PullConsumer.queues)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from traceback import walk_stack
 from typing import Any, TypeVar, Unpack
 
 from duemq.errors import DuemqError, NotAllSent
 from duemq.message import Outgoing, SendOptions
 from duemq.producing import receipt
 from duemq.producing.intake import Piece, has_timer_keys
-from duemq.producing.outbox import Target
+from duemq.producing.keyed.intake import KeyedIntake
+from duemq.producing.outbox import Outbox, Target
 from duemq.producing.producer import Producer as AsyncProducer
 from duemq.producing.producer import no_room
 from duemq.producing.receipt import PendingReceipt, Receipts
@@ -27,8 +30,8 @@ from duemq.transport.loop_thread import Face, Hosted, blocking, refuse_inside
 
 T = TypeVar("T")
 
-# Nobody holds a lock for so long but a send that a signal has interrupted.
-HELD_S = 1.0
+# Modules whose functions hold a lock in callers' threads.
+_HOLDERS = {Outbox.__module__, KeyedIntake.__module__}
 # The sender fails a message at its deadline; should it not, this much later the caller is told.
 GRACE_S = 5.0
 
@@ -243,13 +246,14 @@ class _Hosted(Hosted):
 
 
 def check_locks(core: AsyncProducer) -> None:
-    """Raises RuntimeError in a signal handler that has interrupted a send: it would wait for it."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for lock in (core.outbox.lock, core._timer_calls.lock):
-        if not lock.acquire(timeout=HELD_S):
-            raise RuntimeError("a signal came in the middle of a send: raise in its handler")
-        lock.release()
+    """Raises RuntimeError in a signal handler that has interrupted a send: it would wait for it.
+
+    Takes no lock: a signal that comes then would leave it held for ever.
+    """
+    held = core.outbox.lock.locked() or core._timer_calls.lock.locked()
+    names = (frame.f_globals.get("__name__") for frame, _ in walk_stack(sys._getframe()))
+    if held and not _HOLDERS.isdisjoint(names):
+        raise RuntimeError("a signal came in the middle of a send: raise in its handler")
 
 
 # Strong: what a producer that nobody holds any more has taken is sent all the same.

@@ -248,7 +248,7 @@ class Groups:
             entry = stored[at]
             key = member.lane_of(entry.message)
             if wanted is None or wanted.takes(entry.message.tag):
-                if key is not None and key in lanes:
+                if key is not None and key in lanes and not entries:
                     lanes[key].waiting.append(entry)
                 elif entries and key != member.lane_of(entries[0].message):
                     break

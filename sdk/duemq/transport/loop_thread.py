@@ -152,9 +152,10 @@ class Hosted:
 
     def start(self) -> None:
         """Raises what the client's start raises, and Closed as `LoopThread.acquire`."""
-        if self._thread is not None:
-            raise Closed(f"{self._name} is started once")
-        self._thread = thread = LoopThread.acquire()
+        with self._closing:
+            if self._thread is not None or self.closed:
+                raise Closed(f"{self._name} is {'closed' if self.closed else 'started once'}")
+            self._thread = thread = LoopThread.acquire()
         try:
             thread.run(self.client.start())
         except BaseException:
@@ -174,15 +175,15 @@ class Hosted:
         return thread.run(coroutine)
 
     def close(self) -> None:
-        """Closes it.  Idempotent; nothing before the start, nor in a forked child."""
+        """Closes it: before the start it starts no more.  Idempotent; nothing in a forked child."""
         with self._closing:
             thread = self._thread
-            if thread is None or self.closed:
+            if self.closed:
                 return
-            if thread.inside:  # it stays open
+            if thread is not None and thread.inside:  # it stays open
                 thread.refuse()
             self.closed = True
-        if thread.foreign:
+        if thread is None or thread.foreign:
             return
         try:
             thread.run(self.client.close())

@@ -57,10 +57,16 @@ class Unnamed(BatchFailed):
         """As above."""
 
 
+class Listed(BatchFailed):
+    def __init__(self) -> None:
+        """Says it in a way of its own."""
+        self.failures = BATCH[1:2]  # type: ignore[assignment]
+
+
 def test_a_kind_of_the_application_s_own_need_not_say_all() -> None:
     assert outcome_of(Busy()) == Outcome("")
-    error = Unnamed()
-    assert failures_of(error, BATCH) == [Failed(0, len(BATCH), error)]
+    for error in (Unnamed(), Listed()):
+        assert failures_of(error, BATCH) == [Failed(0, len(BATCH), error)]
 
 
 def test_a_long_reason_is_cut() -> None:

@@ -44,7 +44,7 @@ async def test_a_broker_that_is_lost_while_it_is_asked_is_missing_once():
     assert answers.missing == (STORY,)
 
 
-async def test_who_deletes_a_topic_waits_for_a_broker_that_gets_another_leader(monkeypatch):
+async def test_who_changes_a_topic_waits_for_a_broker_that_gets_another_leader(monkeypatch):
     """As long as for other changes: what is only shown does without it sooner."""
     asked_s = []
 
@@ -54,9 +54,14 @@ async def test_who_deletes_a_topic_waits_for_a_broker_that_gets_another_leader(m
 
     monkeypatch.setattr(Asker, "gather", gather)
     monkeypatch.setattr(Client.settings, "request_timeout_s", 20.0)
+    topics = Topics(Client())
+    for change in (topics.delete_topic, topics.purge_topic):
+        with pytest.raises(PartialAnswer, match="fell silent"):
+            await change("orders")
+    assert asked_s == [20.0, 20.0]
     with pytest.raises(PartialAnswer, match="fell silent"):
-        await Topics(Client()).delete_topic("orders")
-    assert asked_s == [20.0]
+        await topics.purge_topic("orders", dry_run=True)
+    assert asked_s[2] < 20.0
 
 
 async def test_where_nobody_is_there_nothing_is_counted_as_none():

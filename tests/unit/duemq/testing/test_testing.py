@@ -321,6 +321,28 @@ def test_in_broadcast_a_host_goes_on_where_it_was(cluster, producer):
     assert got == {"a": [b"1", b"2"], "b": [b"1"]}
 
 
+def test_a_list_of_another_key_takes_nothing_along_twice(cluster):
+    """What waits behind a failed message was put there once for each look at the queue."""
+    cluster.create_topic("one", queues=1)
+    got = []
+
+    def note(messages):
+        got.append([message.body for message in messages])
+        if len(got) == 1:
+            raise ValueError("again")
+
+    options = {"batch": True, "order": "key", "start_from": "earliest"}
+    with cluster.producer() as producer, cluster.push_consumer("g", "one", note, **options):
+        producer.send("one", b"B1", ordering_key="B")
+        cluster.deliver()
+        for body in (b"A1", b"B2"):
+            producer.send("one", body, ordering_key=chr(body[0]))
+        cluster.deliver()
+        assert cluster.lag("g") == 2
+        cluster.advance("1m")
+    assert got == [[b"B1"], [b"A1"], [b"B1"], [b"B2"]]
+
+
 def test_closing_in_a_callback_leaves_the_rest_for_others(cluster, producer):
     producer.send_many("t", [b"1", b"2"])
     got = []
