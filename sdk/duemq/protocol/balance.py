@@ -17,7 +17,7 @@ A strategy shares the queues of one topic.  What it moves when members come and 
     start = i * size if i < m, else i * size + m
     take  = min(size, q - start), nothing if that is not positive
 
-So blocks are contiguous and the first m members have one queue more.  8 queues, 3 members: 3, 3, 2.
+8 queues, 3 members: 3, 3, 2.
 """
 
 from bisect import bisect_left

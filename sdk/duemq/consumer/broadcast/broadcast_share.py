@@ -5,8 +5,7 @@
                  └── OffsetFile ◄── every commit_interval_s, and at close
 
 A queue begins where the file says.  One that the file does not know begins as `start_from` says, if
-its topic is new to this member; and at its earliest message otherwise, because it came while the
-member was there, or away: a topic that appears later, a broker more, more queues.
+its topic is new to this member; and at its earliest message otherwise: it came meanwhile.
 
 The file is written before the first message is asked for, so that a member that dies at once knows
 where it had begun.  Everything happens in one event loop; only callbacks and the file's reads and

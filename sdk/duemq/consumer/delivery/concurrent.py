@@ -4,8 +4,7 @@ A failed message is sent back to its broker (send_backs.py) and comes again as a
 broker does not take it, nor when it is asked again after a backoff, the callback is called again
 here.  Nothing is skipped.
 
-Chunks adapt: about CHUNK_S of callback time each, so that slow callbacks spread over all workers
-and quick ones do not pay for hand-overs.
+Chunks adapt: about CHUNK_S of callback time each, so that slow callbacks spread over workers.
 
 Callbacks that take long are found by a look at the workers every LOOK_S:
 

@@ -9,8 +9,7 @@ A broken stream costs nothing as long as the member is back within its session t
 member (`member_name`) does not say goodbye either: its queues wait for whoever comes under its name
 within the session timeout, and the process that came before is fenced out for good.  The
 coordinator is computed from the brokers' names; where brokers and client see different clusters
-for a moment, the answer NOT_COORDINATOR names the right one.  What follows from what is heard,
-standing.py says; here it is heard and said.
+for a moment, the answer NOT_COORDINATOR names the right one.
 """
 
 import asyncio

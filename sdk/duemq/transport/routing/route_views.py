@@ -1,8 +1,7 @@
 """What several nameservers say of one cluster, merged.  Pure: `now_ms` in, updates out.
 
-Nameservers do not talk to each other, and one of them may be cut off from a broker that others
-hear.  So each is asked, and of each broker and timer shard the newest report counts that any of
-them has: reports carry a version (registration.py).
+A nameserver may be cut off from a broker that others hear.  So each is asked, and of each broker
+and timer shard the newest report counts that any of them has (its version: registration.py).
 
 - An instance is there while any view lists it.  One that said goodbye with the version that is
   listed, or a newer one, is not.
