@@ -115,8 +115,9 @@ async def test_too_many_open_files_are_waited_for(
     resuming = Resuming(scheduler, to, log_loop, lambda: 0, room)
     resuming.start()
     if retry_s:
-        for _ in range(100):
-            await asyncio.sleep(0)
+        assert not await resuming.wait(hold, 0.0)  # it has begun
+        assert inspector.tries == 1
+        assert not await resuming.wait(hold, 0.05)  # nor does it look again by itself
         assert inspector.tries == 1
     else:
         assert await resuming.wait(hold, 600.0)
