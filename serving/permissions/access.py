@@ -31,7 +31,7 @@ _SAID = {
     Action.ADMINISTER: ("", "administer"),
     Action.SERVE: ("", "be a part of the cluster"),
 }
-_EVERY_NAME = "*, which asks of what is named by its handle, or by nothing, need"
+_WHY_EVERY = ": what is named by a handle, or not at all, needs the right for all"
 
 
 class Access:
@@ -56,11 +56,11 @@ class Access:
         if self._permissions.policy().allows(self._names, need):
             return None
         field, what = _SAID[need.action]
-        name = _EVERY_NAME if need.name == EVERY else need.name
+        name, why = ("*", _WHY_EVERY) if need.name == EVERY else (need.name, "")
         who = self._names[0] if self._names else "a certificate without names"
         who = who if who.isprintable() else ascii(who)
         error = PermissionDenied(
-            f"permissions: {who} may not {what.format(name)}", field=field, value=name
+            f"permissions: {who} may not {what.format(name)}{why}", field=field, value=name
         )
         self._permissions.tell(error)
         return error

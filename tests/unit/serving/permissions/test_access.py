@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from duemq.errors import PermissionDenied
-from duemq.v1 import broker_pb2, group_pb2
+from duemq.v1 import broker_pb2, group_pb2, message_pb2, timer_pb2
 from duemq_server.serving.permissions.access import ACCESS, Permissions
 from duemq_server.serving.permissions.rights import Action, Policy, parse
 
@@ -140,3 +140,11 @@ async def test_refusals_are_logged_now_and_then(caplog):
         with pytest.raises(PermissionDenied):
             await pull(of("audit"), ME)
     assert caplog.text.count("refused: permissions: me may not") == 1
+
+
+async def test_who_names_a_timer_by_its_handle_is_told_what_that_needs():
+    guarded = Guarded(SERVICE + '[[allow]]\nnames = ["me"]\nsend = ["orders"]\n')
+    cancel = guarded.permissions.around(guarded.pull, "/duemq.v1.Timer/Cancel", requests=False)
+    request = timer_pb2.CancelRequest(handles=[message_pb2.TimerHandle(offset=1)])
+    with pytest.raises(PermissionDenied, match=r"send to topic \*: what is named by a handle"):
+        await cancel(request, ME)
