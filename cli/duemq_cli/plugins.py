@@ -12,6 +12,7 @@ KNOWN = {
     "up": "duemq-server",
     "replica": "duemq-server",
     "broker": "duemq-server",
+    "permissions": "duemq-server",
     "bench": "duemq-server",
     "demo": "duemq-server",
     "trace": "duemq-analytics",
