@@ -120,6 +120,27 @@ async def test_what_is_due_at_once_is_no_reason_to_pause(slept: list[float]) -> 
     assert slept == [timer_fetcher.PAUSE_S] * 2
 
 
+async def test_the_first_answer_does_not_wait_for_messages(slept: list[float]) -> None:
+    """Commits wait for it: who stops before it comes has told nobody what it had taken over."""
+    waits: list[int] = []
+    played: Any = Played()
+
+    async def silence(request: broker_pb2.FetchFramesRequest, **options: object) -> object:
+        waits.append(request.wait_ms)
+        if request.wait_ms:
+            played.all_asked.set()
+            await asyncio.Event().wait()
+        return broker_pb2.FetchFramesResponse(store_id=SOURCE.store_id)
+
+    played.FetchFrames = silence
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
+    await played.all_asked.wait()
+    assert waits == [0, timer_fetcher.FETCH_WAIT_MS]
+    assert fetcher.doubted is None
+    assert not slept
+    await fetcher.stop()
+
+
 @pytest.mark.parametrize(("topic", "untraced"), [("orders", True), ("%RETRY%g", False)])
 async def test_what_has_no_span_is_not_waited_for_where_others_are_traced(
     slept: list[float], monkeypatch: pytest.MonkeyPatch, topic: str, untraced: bool
