@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from duemq.errors import Overloaded
+from duemq.transport import retrying
 from duemq.v1 import broker_pb2
 from duemq_server.timer_service.edge import timer_fetcher
 from duemq_server.timer_service.edge.timer_fetcher import LINGER_BELOW_BYTES, LINGER_MS
@@ -139,6 +141,27 @@ async def test_the_first_answer_does_not_wait_for_messages(slept: list[float]) -
     assert fetcher.doubted is None
     assert not slept
     await fetcher.stop()
+
+
+async def test_a_broker_where_too_many_wait_is_asked_ever_less_often(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying.random, "uniform", lambda low, high: high)
+    played: Any = Played()
+
+    async def full(request: broker_pb2.FetchFramesRequest, **options: object) -> object:
+        if len(slept) >= 8:
+            played.all_asked.set()
+            await asyncio.Event().wait()
+        if request.wait_ms:
+            raise Overloaded("wait_ms: 20000 pulls wait")
+        return broker_pb2.FetchFramesResponse(store_id=SOURCE.store_id)
+
+    played.FetchFrames = full
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
+    await played.all_asked.wait()
+    await fetcher.stop()
+    assert slept[-1] == timer_fetcher.RETRY_S_MAX
 
 
 @pytest.mark.parametrize(("topic", "untraced"), [("orders", True), ("%RETRY%g", False)])

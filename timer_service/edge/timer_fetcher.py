@@ -105,7 +105,8 @@ class TimerFetcher:
                 offset = await self._start()
                 while True:
                     offset = await self._fetch(offset)
-                    backoff.reset()
+                    if self.doubted is None:  # where nobody may wait the first one is answered
+                        backoff.reset()
                     self.problem, self.doubted = "", None
             except FencedTimer:
                 self._on_refused()
