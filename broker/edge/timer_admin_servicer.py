@@ -77,10 +77,9 @@ class TimerAdminServicer:
         )
 
     def check_fetch(self, request: broker_pb2.FetchFramesRequest) -> None:
-        """Raises FencedTimer if the queue is another service's; see timer_queue_changes."""
+        """Raises FencedTimer if the queue is another service's."""
         if request.topic == names.TIMER_TOPIC:
             self._owners.check(request.queue_id, request.timer_id, self._now_ms())
-            timer_queue_changes.check_fetch(self._store, request.queue_id, request.offset)
 
     async def ListTimerOwners(
         self, _request: timer_admin_pb2.ListTimerOwnersRequest, _: Any

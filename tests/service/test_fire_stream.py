@@ -123,22 +123,26 @@ async def test_the_first_answer_to_a_batch_is_not_that_of_another_one(
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"),
+    ("error", "begun", "outcome"),
     [
-        (OutOfSequence("sequence"), FireOutcome.OUT_OF_SEQUENCE),
-        (FencedProducer("producer_epoch"), FireOutcome.OUT_OF_SEQUENCE),
-        (Overloaded("the disk is behind"), FireOutcome.REFUSED),
+        (OutOfSequence("sequence"), True, FireOutcome.OUT_OF_SEQUENCE),
+        (FencedProducer("producer_epoch"), False, FireOutcome.OUT_OF_SEQUENCE),
+        (FencedProducer("producer_epoch"), True, FireOutcome.REFUSED),
+        (Overloaded("the disk is behind"), False, FireOutcome.REFUSED),
     ],
 )
 async def test_a_batch_that_is_of_another_time_gets_a_new_epoch(
-    error: DuemqError, outcome: FireOutcome, monkeypatch
+    error: DuemqError, begun: bool, outcome: FireOutcome, monkeypatch
 ) -> None:
-    """Of a copy of this machine's data: starts since have begun epochs at the broker."""
+    """Of a copy of this machine's data: starts since have begun epochs at the broker.
+
+    One that began after this start's is of a copy that runs beside it, and fires the same.
+    """
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     told: list[FireOutcome] = []
     shard = SimpleNamespace(answered=lambda batch, outcome, *_: told.append(outcome))
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
-    lane = SimpleNamespace(id=LaneId("b", "t", 0), failures=0)
+    lane = SimpleNamespace(id=LaneId("b", "t", 0), failures=0, begun=begun)
     batch = SimpleNamespace(lane=lane, repeated=True)
     stream._take(batch, view_pb2.BatchResultView(error=status.to_proto(error)), 0, 0)
     assert told == [outcome]

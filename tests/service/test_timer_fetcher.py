@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from duemq.errors import Overloaded
+from duemq.transport import retrying
 from duemq.v1 import broker_pb2
 from duemq_server.timer_service.edge import timer_fetcher
 from duemq_server.timer_service.edge.timer_fetcher import LINGER_BELOW_BYTES, LINGER_MS
@@ -118,6 +120,48 @@ async def test_a_broker_that_does_not_linger_is_not_asked_at_once(slept: list[fl
 async def test_what_is_due_at_once_is_no_reason_to_pause(slept: list[float]) -> None:
     assert await fetched(Came(1, LATER), Came(1, SOON)) == [0, LINGER_MS, LINGER_MS]
     assert slept == [timer_fetcher.PAUSE_S] * 2
+
+
+async def test_the_first_answer_does_not_wait_for_messages(slept: list[float]) -> None:
+    """Commits wait for it: who stops before it comes has told nobody what it had taken over."""
+    waits: list[int] = []
+    played: Any = Played()
+
+    async def silence(request: broker_pb2.FetchFramesRequest, **options: object) -> object:
+        waits.append(request.wait_ms)
+        if request.wait_ms:
+            played.all_asked.set()
+            await asyncio.Event().wait()
+        return broker_pb2.FetchFramesResponse(store_id=SOURCE.store_id)
+
+    played.FetchFrames = silence
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
+    await played.all_asked.wait()
+    assert waits == [0, timer_fetcher.FETCH_WAIT_MS]
+    assert fetcher.doubted is None
+    assert not slept
+    await fetcher.stop()
+
+
+async def test_a_broker_where_too_many_wait_is_asked_ever_less_often(
+    slept: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying.random, "uniform", lambda low, high: high)
+    played: Any = Played()
+
+    async def full(request: broker_pb2.FetchFramesRequest, **options: object) -> object:
+        if len(slept) >= 8:
+            played.all_asked.set()
+            await asyncio.Event().wait()
+        if request.wait_ms:
+            raise Overloaded("wait_ms: 20000 pulls wait")
+        return broker_pb2.FetchFramesResponse(store_id=SOURCE.store_id)
+
+    played.FetchFrames = full
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
+    await played.all_asked.wait()
+    await fetcher.stop()
+    assert slept[-1] == timer_fetcher.RETRY_S_MAX
 
 
 @pytest.mark.parametrize(("topic", "untraced"), [("orders", True), ("%RETRY%g", False)])

@@ -218,7 +218,9 @@ class FireStream:
             return
         error = status.from_proto(result.error)
         lane, reason = batch.lane, ""
-        if isinstance(error, OutOfSequence | FencedProducer):
+        # A later epoch than this start's is of a copy that runs beside it: one of the two fires.
+        of_a_copy = isinstance(error, FencedProducer) and not lane.begun
+        if of_a_copy or isinstance(error, OutOfSequence):
             outcome = FireOutcome.OUT_OF_SEQUENCE
         else:
             outcome = FireOutcome.REJECTED if isinstance(error, Rejected) else FireOutcome.REFUSED

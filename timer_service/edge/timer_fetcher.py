@@ -105,7 +105,8 @@ class TimerFetcher:
                 offset = await self._start()
                 while True:
                     offset = await self._fetch(offset)
-                    backoff.reset()
+                    if self.doubted is None:  # where nobody may wait the first one is answered
+                        backoff.reset()
                     self.problem, self.doubted = "", None
             except FencedTimer:
                 self._on_refused()
@@ -180,12 +181,14 @@ class TimerFetcher:
         log.error("%s", self.put_back)
 
     async def _fetch(self, offset: int) -> int:
+        # Commits wait for the first answer, which is not to wait for messages.
+        wait_ms = FETCH_WAIT_MS if self.doubted is None else 0
         request = broker_pb2.FetchFramesRequest(
             topic=TIMER_TOPIC,
             queue_id=self.source.queue_id,
             offset=offset,
             max_bytes=FETCH_BYTES_MAX,
-            wait_ms=FETCH_WAIT_MS,
+            wait_ms=wait_ms,
             timer_id=self._shard.directory.producer_id,
             linger_ms=self._linger_ms,
         )
@@ -196,7 +199,7 @@ class TimerFetcher:
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")
         if not answer.frames:
-            if time.monotonic() - asked_s < EMPTY_S_MIN:
+            if wait_ms and time.monotonic() - asked_s < EMPTY_S_MIN:
                 await asyncio.sleep(EMPTY_PAUSE_S)
             return offset
         began_ns = time.time_ns()

@@ -59,7 +59,7 @@ class FireOutcome(enum.Enum):
 
     STORED = enum.auto()
     OUT_OF_SEQUENCE = enum.auto()
-    """Also: a later epoch has begun."""
+    """Also: a later epoch has begun, of a start before this one."""
     REFUSED = enum.auto()
     """The broker cannot store anything now."""
     REJECTED = enum.auto()

@@ -98,6 +98,8 @@ class FrameFetches:
                 queue,
                 offset,
             )
+            if queue.topic == names.TIMER_TOPIC:  # by now: more may have come while it waited
+                timer_queue_changes.check_fetch(self._store, queue.queue_id, offset)
         except BaseException:
             share.give_back()
             raise

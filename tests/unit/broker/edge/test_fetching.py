@@ -1,0 +1,46 @@
+"""What a timer service fetches of a queue, while more comes to it."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from duemq.errors import InvalidArgument, OffsetOutOfRange
+from duemq.protocol.names import TIMER_TOPIC
+from duemq.v1 import broker_pb2
+from duemq_server.broker.edge.pulls.disk_reads import DiskReads
+from duemq_server.broker.edge.pulls.fetching import FrameFetches
+from duemq_server.broker.edge.pulls.parking import Parking
+from duemq_server.broker.store.store_settings import StoreSettings
+from duemq_server.serving.unsent import Unsent
+from tests.crash.faulty_disk import FaultyDisk
+from tests.unit.broker.batches import batch
+from tests.unit.broker.store.test_store import NOW_MS, TIMED, opened, settle
+
+
+@pytest.mark.parametrize("offset", [3, 4, 5, 6])
+async def test_who_is_behind_the_end_and_lingers_is_not_given_what_comes_meanwhile(
+    offset: int,
+) -> None:
+    """It came under offsets of others, which this data has lost: what lies before it, too."""
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
+    store.create_topic("orders", 2)
+    settle(store)
+    parking, unsent = Parking(lambda: NOW_MS), Unsent(1 << 20, 30)
+    fetches = FrameFetches(store, parking, DiskReads(), lambda: NOW_MS, 7, unsent)
+    caller: Any = SimpleNamespace(peer=lambda: "t0", add_done_callback=lambda _: None)
+    request = broker_pb2.FetchFramesRequest(
+        topic=TIMER_TOPIC, queue_id=0, offset=offset, linger_ms=20
+    )
+    fetching = asyncio.create_task(fetches.fetch(request, caller))
+    await asyncio.sleep(0)
+    for _ in range(5):
+        store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
+    settle(store)
+    parking.close()  # it lingers no longer
+    error = OffsetOutOfRange if offset > 5 else InvalidArgument
+    with pytest.raises(error, match=f"offset: {offset} "):
+        await fetching
+    assert not unsent.held
+    assert not any(store.timers_given.values())
