@@ -48,6 +48,9 @@ NO_OFFSET = -1  # it is not known what is committed
 # Claims are repeated: the broker sees who is alive, and the shard sees the broker's clock.
 CLAIM_INTERVAL_S = 5.0
 CLAIM_TIMEOUT_S = 2.0
+# Of the claim by which a new connection for fires is checked: a broker whose disk is behind takes
+# long, and fires all the same.
+CHECK_TIMEOUT_S = 15.0
 CLAIM_RETRY_S = (0.05, 2.0)
 # While another shard has queues of this one.
 CLAIM_WAIT_S = 0.5
@@ -213,15 +216,22 @@ class BrokerLink:
         if self._fires is None:
             name, address = self.broker.name, self.broker.address
             at = self._shard, name, address, self.clock, self._tls
-            self._fires = FireStream(*at, lambda to: self._ask(self._queues, stubs.BrokerStub(to)))
+            self._fires = FireStream(*at, self._check)
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None
             log.info("broker %s: %d queues are ours", self.broker.name, len(granted))
             self._links.claims_changed()
 
+    async def _check(self, connection: grpc.aio.Channel) -> None:
+        """Raises as `_ask`: whether the broker is at the other end."""
+        await self._ask(self._queues, stubs.BrokerStub(connection), CHECK_TIMEOUT_S)
+
     async def _ask(
-        self, queues: Iterable[int], stub: stubs.BrokerStub | None = None
+        self,
+        queues: Iterable[int],
+        stub: stubs.BrokerStub | None = None,
+        timeout_s: float = CLAIM_TIMEOUT_S,
     ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Raises DuemqErrors, of the broker; Unavailable if it has another store."""
         request = broker_pb2.ClaimTimerQueuesRequest(
@@ -232,7 +242,7 @@ class BrokerLink:
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
             store_id=self.broker.store_id,
         )
-        call = (stub or self._broker_now()).ClaimTimerQueues(request, timeout=CLAIM_TIMEOUT_S)
+        call = (stub or self._broker_now()).ClaimTimerQueues(request, timeout=timeout_s)
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")

@@ -97,8 +97,8 @@ class FireStream:
                 async with channel.connect(self.address, self._tls) as connection:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         await connection.channel_ready()
-                        if self._check is not None:
-                            await self._check(connection)
+                    if self._check is not None:
+                        await self._check(connection)
                     backoff.reset()
                     await self._stream(connection)
             except (DuemqError, TimeoutError, asyncio.InvalidStateError) as error:

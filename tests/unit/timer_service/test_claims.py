@@ -19,6 +19,7 @@ from duemq_server.broker.store import offsets as broker_offsets
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.timer_service.edge import broker_link, broker_links
 from duemq_server.timer_service.edge.broker_link import (
+    CHECK_TIMEOUT_S,
     CLAIM_RETRY_S,
     COMMIT_INTERVAL_S,
     EMPTY_LOOK_S,
@@ -239,7 +240,7 @@ def test_who_is_at_the_address_is_asked_of_each_connection_that_is_sent_on(
             assert fetcher.claims == 1
             [(*_, check)] = streams
             await check("a connection")
-            assert asked == [([0],), ([0], "a connection")]
+            assert asked == [([0],), ([0], "a connection", CHECK_TIMEOUT_S)]
             link.end()
 
         loop.run_until_complete(main())
