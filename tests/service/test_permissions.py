@@ -1,17 +1,24 @@
 """Who may do what: every client by its certificate, through the SDK."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from duemq.aio import Admin, Producer, PullConsumer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import PermissionDenied
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
+from duemq.transport import channel
+from duemq.v1 import admin_pb2
 from tests.certificates import authority, certificate, needs_openssl
+from tests.service.played_timer import claim_queues
+from tests.service.running_broker import Client, batch, running_broker
 from tests.service.running_cluster import WAIT_S, running_cluster, until
 
 pytestmark = needs_openssl
@@ -193,3 +200,32 @@ async def test_a_file_that_changes_counts_for_streams_that_stand(tmp_path, guard
         guarded.file.write_text("[[allow")  # half written: the one of before stays
         with pytest.raises(PermissionDenied):
             await producer.send("orders", b"3")
+
+
+class Asking(NamedTuple):
+    """Two who ask one broker."""
+
+    cluster: Client
+    other: Client
+
+
+@asynccontextmanager
+async def asking_a_broker(directory: Path, guarded: Guarded, name: str) -> AsyncIterator[Asking]:
+    """A client with the cluster's certificate, and one with another, who may ask for anything."""
+    async with running_broker(directory, **guarded.settings) as (broker, cluster):
+        connection = channel.connect(broker.server.address, guarded.tls(name))
+        async with connection:
+            yield Asking(cluster, Client(connection))
+
+
+async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
+    async with asking_a_broker(tmp_path / "b", guarded, "shop") as (cluster, shop):
+        await cluster.send(batch("orders", [b"1"]))
+        await claim_queues(cluster)
+        for topic in ("payments", "orders"):  # may it send there or not
+            with pytest.raises(PermissionDenied, match="shop may not be a part of the cluster"):
+                await shop.send(batch(topic, [b"2"], producer_id=SERVICE_IDS_FROM, sequence=1))
+        described = await cluster.admin.ListTopics(admin_pb2.ListTopicsRequest(system=True))
+        assert not {each.name for each in described.topics} & {"payments", "%DLQ%%TIMER%"}
+        [fired] = await cluster.send(batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1))
+        assert not fired.duplicate
