@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from duemq.errors import PermissionDenied
+from duemq.protocol import checks
 from duemq_server.serving.permissions.needs import Needs, needs_of
 from duemq_server.serving.permissions.rights import EVERY, Action, Need, Policy
 
@@ -56,9 +57,8 @@ class Access:
         if self._permissions.policy().allows(self._names, need):
             return None
         field, what = _SAID[need.action]
-        name = _EVERY_NAME if need.name == EVERY else need.name
-        who = self._names[0] if self._names else "a certificate without names"
-        who = who if who.isprintable() else ascii(who)
+        name = _EVERY_NAME if need.name == EVERY else _shown(need.name)
+        who = _shown(self._names[0]) if self._names else "a certificate without names"
         error = PermissionDenied(
             f"permissions: {who} may not {what.format(name)}", field=field, value=name
         )
@@ -120,6 +120,12 @@ class Permissions:
                     yield answer
 
         return generate if inspect.isasyncgenfunction(behaviour) else call
+
+
+def _shown(name: str) -> str:
+    """As it may stand in a line of the log."""
+    name = name[: checks.SHOWN_CHARACTERS_MAX]
+    return name if name.isprintable() else ascii(name)
 
 
 async def _each(requests: AsyncIterable[Any], access: Access, needs: Needs) -> AsyncIterator[Any]:

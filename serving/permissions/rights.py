@@ -23,6 +23,8 @@ from duemq.protocol.names import SYSTEM_SIGN, group_of
 EVERYBODY = "*"
 # Answers that are kept; made-up names of topics take the place of others.
 ANSWERS_MAX = 10_000
+# Nothing has a longer name; who makes one up may send megabytes of it.
+KEPT_CHARACTERS_MAX = 256
 FIELD = "permissions"
 
 
@@ -95,7 +97,8 @@ class Policy:
             answer = any(entry.allows(need) for entry in self.entries if entry.has_any(names))
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            self._answers[names, need] = answer
+            if len(need.name) <= KEPT_CHARACTERS_MAX:
+                self._answers[names, need] = answer
         return answer
 
 

@@ -108,6 +108,9 @@ async def test_names_cannot_write_into_the_log(caplog):
     pull = guarded.permissions.around(guarded.pull, "/duemq.v1.Broker/Pull", requests=False)
     with pytest.raises(PermissionDenied, match=r"'me\\nERROR' may not"):
         await pull(of("g"), Context(x509_common_name=[b"me\nERROR"]))
+    with pytest.raises(PermissionDenied, match=r"in group 'audit\\nERROR") as caught:
+        await pull(of("audit\nERROR" + 1_000 * "!"), ME)
+    assert len(caught.value.message) < 500
 
 
 async def test_a_method_that_generates_stays_one():

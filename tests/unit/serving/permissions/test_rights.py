@@ -149,3 +149,5 @@ def test_made_up_names_do_not_fill_the_memory(monkeypatch):
         assert not policy.allows(("shop",), Need(Action.SEND, f"made-up-{number}"))
         assert policy.allows(("shop",), Need(Action.SEND, "orders"))
         assert len(policy._answers) <= 3
+    policy.allows(("shop",), Need(Action.SEND, "o" * 10_000))
+    assert all(len(need.name) < 300 for _, need in policy._answers)
