@@ -32,6 +32,8 @@ _SAID = {
     Action.ADMINISTER: ("", "administer"),
     Action.SERVE: ("", "be a part of the cluster"),
 }
+# Of a request that asks for nothing.
+LEAST = (Need(Action.KNOW),)
 _EVERY_NAME = "*, which asks of what is named by its handle, or by nothing, need"
 
 
@@ -108,7 +110,7 @@ class Permissions:
             ACCESS.set(access)
             if requests:
                 return _each(request, access, needs)
-            access.check(needs(request))
+            access.check(tuple(needs(request)) or LEAST)
             return request
 
         async def call(request: Any, context: Any) -> Any:
@@ -117,6 +119,8 @@ class Permissions:
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
             async with aclosing(behaviour(admitted(request, context), context)) as found:
                 async for answer in found:
+                    if not requests:  # which may have been asked for long ago
+                        admitted(request, context)
                     yield answer
 
         return generate if inspect.isasyncgenfunction(behaviour) else call
@@ -130,7 +134,7 @@ def _shown(name: str) -> str:
 
 async def _each(requests: AsyncIterable[Any], access: Access, needs: Needs) -> AsyncIterator[Any]:
     """What has no needs of its own, as a member's heartbeat, has those of what came before it."""
-    last: tuple[Need, ...] = ()
+    last = LEAST
     async for request in requests:
         last = tuple(needs(request)) or last
         access.check(last)

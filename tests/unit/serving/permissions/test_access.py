@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from duemq.errors import PermissionDenied
-from duemq.v1 import broker_pb2, group_pb2
+from duemq.v1 import broker_pb2, group_pb2, timer_pb2
 from duemq_server.serving.permissions.access import ACCESS, Permissions
 from duemq_server.serving.permissions.rights import Action, Policy, parse
 
@@ -121,6 +121,32 @@ async def test_a_method_that_generates_stays_one():
     with pytest.raises(PermissionDenied):
         await anext(watch(None, Context(x509_common_name=[b"stranger"])))
     assert guarded.called == [0, 1]
+
+
+async def test_each_answer_of_a_stream_is_looked_at_by_what_counts_then():
+    guarded = Guarded(BILLING)
+    path = "/duemq.v1.Nameserver/WatchRoutes"
+    watch = guarded.permissions.around(guarded.watch, path, requests=False)(None, ME)
+    assert await anext(watch) == 0
+    guarded.policy = parse(SERVICE)
+    with pytest.raises(PermissionDenied, match="me may not do anything"):
+        await anext(watch)
+
+
+async def test_who_is_in_no_entry_may_not_even_ask_for_nothing():
+    guarded = Guarded(SERVICE)
+    cancel = guarded.permissions.around(guarded.pull, "/duemq.v1.Timer/Cancel", requests=False)
+    with pytest.raises(PermissionDenied, match="me may not do anything"):
+        await cancel(timer_pb2.CancelRequest(), ME)
+
+    async def requests() -> AsyncIterator[group_pb2.MemberEvent]:
+        yield group_pb2.MemberEvent(heartbeat=group_pb2.Heartbeat())
+
+    path = "/duemq.v1.GroupCoordinator/Join"
+    member = guarded.permissions.around(guarded.stream, path, requests=True)
+    with pytest.raises(PermissionDenied, match="me may not do anything"):
+        await member(requests(), ME)
+    assert not guarded.called
 
 
 async def test_what_fails_one_by_one_is_asked_where_it_is_taken():
