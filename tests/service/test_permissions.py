@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from duemq.errors import PermissionDenied
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport import channel
-from duemq.v1 import admin_pb2
+from duemq.v1 import admin_pb2, broker_pb2
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.played_timer import claim_queues
 from tests.service.running_broker import Client, batch, running_broker
@@ -229,3 +230,43 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
         assert not {each.name for each in described.topics} & {"payments", "%DLQ%%TIMER%"}
         [fired] = await cluster.send(batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1))
         assert not fired.duplicate
+
+
+async def test_who_may_not_see_a_topic_does_not_hear_how_much_it_holds(tmp_path, guarded):
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("payments", [b"1", b"2"]))
+        [pulled] = (await billing.pull("payments", group="billing")).queues
+        commit = broker_pb2.OffsetCommit(topic="payments", queue_id=0, offset=1)
+        request = broker_pb2.CommitOffsetsRequest(group="billing", commits=[commit])
+        [committed] = (await billing.broker.CommitOffsets(request)).queues
+        for answer in (pulled, committed):
+            assert answer.error.message == "permissions: billing may not receive from topic payments"
+            assert (answer.min_offset, answer.max_offset) == (0, 0)
+
+
+async def test_a_standing_pull_ends_with_the_group(tmp_path, guarded):
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("orders", [b"1"]))
+        queue = broker_pb2.QueuePull(topic="orders", queue_id=0)
+        standing = broker_pb2.PullRequest(
+            request_id=1, group="billing", queues=[queue], wait_ms=30_000, credit_records=65_536
+        )
+        stream = billing.broker.PullStream()
+        await stream.write(standing)
+        answer = await stream.read()
+        assert [each.body for each in answer.queues[0].records.records] == [b"1"]
+        guarded.file.write_text(ALLOWED.replace('groups = ["billing"]', ""))
+        while answer.open:
+            await cluster.send(batch("orders", [b"2"]))
+            answer = await stream.read()
+        assert "billing may not consume in group billing" in answer.queues[0].error.message
+
+
+async def test_who_may_receive_begins_at_a_time(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+        mine = guarded.consumer_settings("billing")
+        async with PullConsumer(nameserver=cluster.nameserver, settings=mine) as consumer:
+            await consumer.assign("orders", start_from=datetime(2020, 1, 1, tzinfo=UTC))
+            assert [message.body for message in await consumer.poll(timeout_s=60)] == [b"1"]
