@@ -58,6 +58,11 @@ def _offsets(request: Any) -> Iterable[Need]:
     return _receive(request) if request.topic else _in_group(request)
 
 
+def _reset(request: Any) -> Iterable[Need]:
+    """Who reads from a time on has its offsets told so."""
+    return _receive(request) if request.dry_run else _ADMINISTER
+
+
 def _acquire(request: Any) -> Iterator[Need]:
     yield Need(Action.JOIN, request.group)
     for queue in request.queues:
@@ -116,6 +121,11 @@ def _reschedule(request: Any) -> Iterator[Need]:
 
 
 def _count_timers(request: Any) -> Iterable[Need]:
+    return (Need(Action.SEE, request.topic or EVERY),)
+
+
+def _histogram(request: Any) -> Iterable[Need]:
+    """That of all topics is one."""
     return (Need(Action.SEE, request.topic),) if request.topic else _KNOW
 
 
@@ -164,7 +174,7 @@ METHODS: dict[tuple[str, str], Needs] = {
     ("GroupAdmin", "PutGroup"): _administer,
     ("GroupAdmin", "DeleteGroup"): _administer,
     ("GroupAdmin", "DescribeProgress"): _in_group,
-    ("GroupAdmin", "ResetOffsets"): _administer,
+    ("GroupAdmin", "ResetOffsets"): _reset,
     ("GroupAdmin", "CloneOffsets"): _administer,
     ("BrokerAdmin", "CreateTopic"): _create_topic,
     ("BrokerAdmin", "DeleteTopic"): _administer,
@@ -184,7 +194,7 @@ METHODS: dict[tuple[str, str], Needs] = {
     ("Timer", "GetStats"): _know,
     ("Timer", "LocateTimers"): _know,
     ("TimerInspector", "CountTimers"): _count_timers,
-    ("TimerInspector", "GetHistogram"): _count_timers,
+    ("TimerInspector", "GetHistogram"): _histogram,
     ("TimerInspector", "GetTimers"): _get_timers,
     ("TimerInspector", "ListTimers"): _list_timers,
     ("TimerHolds", "HoldTimers"): _administer,

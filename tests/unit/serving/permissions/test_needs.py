@@ -74,7 +74,6 @@ def test_only_few_need_nothing():
     assert open_to_all - KNOWN_TO_ALL == {
         "Broker/Pull",
         "Broker/PullStream",
-        "TimerInspector/CountTimers",
         "TimerInspector/GetHistogram",
     }
 
@@ -116,6 +115,16 @@ KEY = timer_pb2.TimerKey(topic="t", key="k")
             "Broker/GetOffsets",
             broker_pb2.GetOffsetsRequest(group="g", topic="t"),
             [(Action.RECEIVE, "t")],
+        ),
+        (
+            "GroupAdmin/ResetOffsets",
+            group_admin_pb2.ResetOffsetsRequest(group="g", topic="t", dry_run=True),
+            [(Action.RECEIVE, "t")],
+        ),
+        (
+            "GroupAdmin/ResetOffsets",
+            group_admin_pb2.ResetOffsetsRequest(group="g", topic="t"),
+            [(Action.ADMINISTER, "")],
         ),
         (
             "Broker/SendBack",
@@ -166,6 +175,16 @@ KEY = timer_pb2.TimerKey(topic="t", key="k")
         (
             "TimerInspector/CountTimers",
             timer_inspector_pb2.CountTimersRequest(topic="t"),
+            [(Action.SEE, "t")],
+        ),
+        (
+            "TimerInspector/CountTimers",
+            timer_inspector_pb2.CountTimersRequest(),
+            [(Action.SEE, EVERY)],
+        ),
+        (
+            "TimerInspector/GetHistogram",
+            timer_inspector_pb2.GetHistogramRequest(topic="t"),
             [(Action.SEE, "t")],
         ),
         (
