@@ -181,6 +181,9 @@ def _texts(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
         raise checks.wrong(where, value, "a list of texts")
     for each in value:
-        if "*" in each[:-1]:
+        if where.endswith(": names"):
+            if "*" in each and each != EVERYBODY:
+                raise checks.wrong(where, each, "a whole name of certificates, or * alone")
+        elif "*" in each[:-1]:
             raise checks.wrong(where, each, "a name, or how names begin and one * at the end")
     return tuple(value)
