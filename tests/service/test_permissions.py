@@ -270,3 +270,24 @@ async def test_who_may_receive_begins_at_a_time(tmp_path, guarded):
         async with PullConsumer(nameserver=cluster.nameserver, settings=mine) as consumer:
             await consumer.assign("orders", start_from=datetime(2020, 1, 1, tzinfo=UTC))
             assert [message.body for message in await consumer.poll(timeout_s=60)] == [b"1"]
+
+
+async def test_who_may_not_read_hears_it_from_the_start_also_without_membership(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+            await producer.send("orders-secret", b"2")
+        mine = replace(guarded.consumer_settings("billing"), offsets_dir=str(tmp_path / "offsets"))
+        consumer = PushConsumer(
+            "billing",
+            "orders-secret",
+            print,
+            nameserver=cluster.nameserver,
+            settings=mine,
+            broadcast=True,
+        )
+        with pytest.raises(PermissionDenied, match="may not receive from topic orders-secret"):
+            await consumer.start()
+        async with PullConsumer("audit", nameserver=cluster.nameserver, settings=mine) as puller:
+            with pytest.raises(PermissionDenied, match="may not consume in group audit"):
+                await puller.assign("orders")

@@ -151,7 +151,7 @@ class PullConsumer(AsyncClient):
         ranges = await self._ranges(wanted)
         unknown = [q for q in wanted if self.group is None or ranges[q].committed is None]
         starts = await self._offsets.starts(unknown, ranges, begin)
-        if isinstance(filter, Sql) and wanted:
+        if (self.group or isinstance(filter, Sql)) and wanted:
             topics = dict.fromkeys((queue.topic for queue in wanted), wanted_messages)
             await check_filters(self._client, self.group or "", topics)
         for source in self._sources.values():

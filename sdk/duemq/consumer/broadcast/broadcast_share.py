@@ -32,6 +32,7 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.errors import (
     DuemqError,
     OffsetOutOfRange,
+    PermissionDenied,
     QueueNotFound,
     TopicNotFound,
     TopicReplaced,
@@ -253,6 +254,8 @@ class BroadcastShare:
             async with self._asking:
                 starts = await self._starts(broker, topic, start_from)
         except DuemqError as error:
+            if isinstance(error, PermissionDenied) and not self.joined.is_set():
+                raise  # as `start` does
             log.warning("group %s: topic %s at %s: %s", self._group, topic, broker, error)
             return False
         for queue in starts.keys() & set(queues):
