@@ -46,7 +46,10 @@ class Access:
         found = context.auth_context()
         self._names = tuple(
             dict.fromkeys(
-                name.decode("utf-8", "replace") for kind in _NAMES for name in found.get(kind, ())
+                name.decode("utf-8", "replace")
+                for kind in _NAMES
+                for name in found.get(kind, ())
+                if name  # a common name that is not there is an empty one
             )
         )
         self._permissions = permissions

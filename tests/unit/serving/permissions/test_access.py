@@ -64,7 +64,10 @@ async def test_a_method_is_called_by_who_may():
         await pull(of("audit"), ME)
     assert (caught.value.field, caught.value.value) == ("group", "audit")
     with pytest.raises(PermissionDenied, match="a certificate without names may not"):
-        await pull(of("billing"), Context())
+        await pull(of("billing"), Context(x509_common_name=[b""]))
+    nameless = Context(x509_common_name=[b""], x509_subject_alternative_name=[b"spiffe://me"])
+    with pytest.raises(PermissionDenied, match="permissions: spiffe://me may not"):
+        await pull(of("billing"), nameless)
     assert guarded.called == [of("billing")]
 
 
