@@ -140,8 +140,8 @@ class PullConsumer(AsyncClient):
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
         settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
-        TopicNotFound, QueueNotFound, PermissionDenied, Unavailable.  A queue whose broker cannot say where it begins
-        holds up no other: `poll` raises that, and it is read from a `seek` on.
+        TopicNotFound, QueueNotFound, PermissionDenied, Unavailable.  A queue whose broker cannot
+        say where it begins holds up no other: `poll` raises that, it is read from a `seek` on.
         """
         begin = self.settings.start_from if start_from is None else start_from
         check_start_from(begin)
