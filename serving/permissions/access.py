@@ -113,7 +113,7 @@ class Permissions:
             ACCESS.set(access)
             if requests:
                 return _each(request, access, needs)
-            access.check(tuple(needs(request)) or LEAST)
+            access.check(_needed(needs, request, LEAST))
             return request
 
         async def call(request: Any, context: Any) -> Any:
@@ -129,6 +129,11 @@ class Permissions:
         return generate if inspect.isasyncgenfunction(behaviour) else call
 
 
+def _needed(needs: Needs, request: Any, least: tuple[Need, ...]) -> tuple[Need, ...]:
+    found = needs(request)
+    return () if found is None else tuple(found) or least
+
+
 def _shown(name: str) -> str:
     """As it may stand in a line of the log."""
     name = name[: checks.SHOWN_CHARACTERS_MAX]
@@ -139,6 +144,6 @@ async def _each(requests: AsyncIterable[Any], access: Access, needs: Needs) -> A
     """What has no needs of its own, as a member's heartbeat, has those of what came before it."""
     last = LEAST
     async for request in requests:
-        last = tuple(needs(request)) or last
+        last = _needed(needs, request, last)
         access.check(last)
         yield request

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from duemq.protocol.names import TIMER_GROUP
 from duemq_server.serving.permissions.rights import EVERY, Action, Need
 
-Needs: TypeAlias = Callable[[Any], Iterable[Need]]
+Needs: TypeAlias = Callable[[Any], Iterable[Need] | None]
+"""Of a request; None: its method looks at each part by itself."""
 
 _KNOW = (Need(Action.KNOW),)
 _ADMINISTER = (Need(Action.ADMINISTER),)
@@ -35,13 +36,16 @@ def _serve(_: object) -> Iterable[Need]:
     return _SERVE
 
 
-def _send(_: object) -> Iterable[Need]:
-    """Of each batch: `Access.refusal` is asked in its place, so that others go on."""
-    return _KNOW
+def _send(_: object) -> None:
+    """Of each batch: `Access.refusal` is asked in its place, so that others go on.
+
+    Who is in the file no more has each refused, too: where a stream ends nobody knows what is
+    stored.
+    """
 
 
 def _pull(request: Any) -> Iterable[Need]:
-    """Of each queue: as `_send`."""
+    """And of each queue: as `_send`."""
     return (Need(Action.JOIN, request.group),) if request.group else _KNOW
 
 

@@ -291,3 +291,14 @@ async def test_who_may_not_read_hears_it_from_the_start_also_without_membership(
         async with PullConsumer("audit", nameserver=cluster.nameserver, settings=mine) as puller:
             with pytest.raises(PermissionDenied, match="may not consume in group audit"):
                 await puller.assign("orders")
+
+
+async def test_a_producer_that_is_in_the_file_no_more_hears_it_at_once(tmp_path, guarded):
+    async with (
+        running_cluster(tmp_path, "b0", **guarded.settings) as cluster,
+        guarded.producer(cluster, "shop") as producer,
+    ):
+        await producer.send("orders", b"1")
+        guarded.file.write_text(ALLOWED.replace('"shop"', '"another"'))
+        with pytest.raises(PermissionDenied, match="shop may not send to topic orders"):
+            await repeated(lambda: producer.send("orders", b"2"))
