@@ -33,7 +33,7 @@ _SAID = {
     Action.SERVE: ("", "be a part of the cluster"),
 }
 # Of a request that asks for nothing.
-LEAST = (Need(Action.KNOW),)
+LEAST: tuple[Need, ...] = (Need(Action.KNOW),)
 _EVERY_NAME = "*, which asks of what is named by its handle, or by nothing, need"
 
 

@@ -228,7 +228,9 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
                 await shop.send(batch(topic, [b"2"], producer_id=SERVICE_IDS_FROM, sequence=1))
         described = await cluster.admin.ListTopics(admin_pb2.ListTopicsRequest(system=True))
         assert not {each.name for each in described.topics} & {"payments", "%DLQ%%TIMER%"}
-        [fired] = await cluster.send(batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1))
+        [fired] = await cluster.send(
+            batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1)
+        )
         assert not fired.duplicate
 
 
@@ -240,7 +242,9 @@ async def test_who_may_not_see_a_topic_does_not_hear_how_much_it_holds(tmp_path,
         request = broker_pb2.CommitOffsetsRequest(group="billing", commits=[commit])
         [committed] = (await billing.broker.CommitOffsets(request)).queues
         for answer in (pulled, committed):
-            assert answer.error.message == "permissions: billing may not receive from topic payments"
+            assert (
+                answer.error.message == "permissions: billing may not receive from topic payments"
+            )
             assert (answer.min_offset, answer.max_offset) == (0, 0)
 
 
