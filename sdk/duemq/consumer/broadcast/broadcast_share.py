@@ -196,7 +196,7 @@ class BroadcastShare:
     # --- where queues begin -------------------------------------------------------------------
 
     async def _begin_all(self) -> None:
-        """Finds out where all queues begin that are there; repeats until brokers answer."""
+        """Finds where all queues begin; repeats until brokers answer."""
         backoff = Backoff()
         while True:
             if await self._find_offsets(self._missing()):
