@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from duemq.aio import Admin, Producer, PullConsumer, PushConsumer
+from duemq.consumer import pull
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import PermissionDenied
 from duemq.protocol.limits import SERVICE_IDS_FROM
@@ -306,3 +307,18 @@ async def test_a_producer_that_is_in_the_file_no_more_hears_it_at_once(tmp_path,
         guarded.file.write_text(ALLOWED.replace('"shop"', '"another"'))
         with pytest.raises(PermissionDenied, match="shop may not send to topic orders"):
             await repeated(lambda: producer.send("orders", b"2"))
+
+
+async def test_a_pull_consumer_whose_stream_is_refused_says_so(tmp_path, guarded, monkeypatch):
+    async def passed(*_: object) -> None:
+        """The group's rights are taken away after `assign` has asked."""
+
+    monkeypatch.setattr(pull, "check_filters", passed)
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+        mine = guarded.consumer_settings("billing")
+        async with PullConsumer("audit", nameserver=cluster.nameserver, settings=mine) as reader:
+            await reader.assign("orders")
+            with pytest.raises(PermissionDenied, match="billing may not consume in group audit"):
+                await reader.poll(timeout_s=WAIT_S)
