@@ -16,6 +16,8 @@ from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress, check_claim
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.serving.permissions.access import ACCESS
+from duemq_server.serving.permissions.rights import Action, Need
 
 QUEUES_AT_ONCE = 512
 NO_OFFSET = -1
@@ -148,6 +150,8 @@ class OffsetRequests:
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(group, commit.topic, commit.queue_id)
         try:
+            if (access := ACCESS.get()) is not None:
+                access.check((Need(Action.RECEIVE, commit.topic),))
             check_claim(commit.generation, self._now_ms())
             if group == names.TIMER_GROUP:
                 self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())

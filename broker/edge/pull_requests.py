@@ -10,7 +10,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
-from duemq.errors import DuemqError, OffsetOutOfRange
+from duemq.errors import DuemqError, OffsetOutOfRange, PermissionDenied
 from duemq.protocol import checks
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_pb2
@@ -244,6 +244,7 @@ class PullRequests:
     def _queue_of(self, group: str, read: QueueRead) -> Queue:
         if (access := ACCESS.get()) is not None:
             access.check((Need(Action.RECEIVE, read.topic),))
+            access.check((Need(Action.JOIN, group),) if group else ())
         queue = self._store.queue(read.topic, read.queue_id, read.topic_id)
         if group and read.generation:
             self._store.offsets.check_fence(
@@ -254,9 +255,10 @@ class PullRequests:
 
     def _failed(self, read: QueueRead, error: DuemqError) -> QueueAnswer:
         low = high = 0
-        with suppress(DuemqError):
-            queue = self._store.queue(read.topic, read.queue_id)
-            low, high = queue.min_offset, queue.max_offset
+        if not isinstance(error, PermissionDenied):
+            with suppress(DuemqError):
+                queue = self._store.queue(read.topic, read.queue_id)
+                low, high = queue.min_offset, queue.max_offset
         encoded = status.to_proto(error).SerializeToString()
         return QueueAnswer(
             read.topic,

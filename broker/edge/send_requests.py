@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
 from duemq.protocol import checks
-from duemq.protocol.limits import FIRE_AHEAD_MS_MAX
+from duemq.protocol.limits import FIRE_AHEAD_MS_MAX, SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
 from duemq_server.broker.due_gate import HOLD_MS_MAX, DueGate
@@ -22,13 +22,14 @@ from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatc
 from duemq_server.broker.store.store import Accepted, Store
 from duemq_server.serving import spans
 from duemq_server.serving.permissions.access import ACCESS
-from duemq_server.serving.permissions.rights import Action
+from duemq_server.serving.permissions.rights import Action, Need
 
 BATCHES_MAX = 1_024
 # Requests of one stream that wait for the disk; more of them wait in the connection's buffers.
 STREAM_IN_FLIGHT_MAX = 256
 # More than this is walked through in a thread: it takes about 2 ms a KiB at the worst.
 WALK_INLINE_BYTES = 16 << 10
+_OF_SERVICES = (Need(Action.SERVE),)
 
 BatchOutcome = Accepted | DuemqError
 Checked = dict[int, Columns | DuemqError]
@@ -192,6 +193,8 @@ class SendRequests:
             for index, batch in enumerate(received):
                 due_ms = self._gate.due_ms(batch.not_before_ms)
                 try:
+                    if access is not None and batch.producer_id >= SERVICE_IDS_FROM:
+                        access.check(_OF_SERVICES)  # they are stored whatever is said of them
                     _check_time(batch, due_ms)
                     accepted = self._store.send(batch, now_ms, checked.get(index), due_ms)
                 except DuemqError as error:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from duemq.errors import PermissionDenied
+from duemq.protocol import checks
 from duemq_server.serving.permissions.needs import Needs, needs_of
 from duemq_server.serving.permissions.rights import EVERY, Action, Need, Policy
 
@@ -31,6 +32,8 @@ _SAID = {
     Action.ADMINISTER: ("", "administer"),
     Action.SERVE: ("", "be a part of the cluster"),
 }
+# Of a request that asks for nothing.
+LEAST: tuple[Need, ...] = (Need(Action.KNOW),)
 _WHY_EVERY = ": what is named by a handle, or not at all, needs the right for all"
 
 
@@ -43,7 +46,10 @@ class Access:
         found = context.auth_context()
         self._names = tuple(
             dict.fromkeys(
-                name.decode("utf-8", "replace") for kind in _NAMES for name in found.get(kind, ())
+                name.decode("utf-8", "replace")
+                for kind in _NAMES
+                for name in found.get(kind, ())
+                if name  # a common name that is not there is an empty one
             )
         )
         self._permissions = permissions
@@ -56,9 +62,8 @@ class Access:
         if self._permissions.policy().allows(self._names, need):
             return None
         field, what = _SAID[need.action]
-        name, why = ("*", _WHY_EVERY) if need.name == EVERY else (need.name, "")
-        who = self._names[0] if self._names else "a certificate without names"
-        who = who if who.isprintable() else ascii(who)
+        name, why = ("*", _WHY_EVERY) if need.name == EVERY else (_shown(need.name), "")
+        who = _shown(self._names[0]) if self._names else "a certificate without names"
         error = PermissionDenied(
             f"permissions: {who} may not {what.format(name)}{why}", field=field, value=name
         )
@@ -108,7 +113,7 @@ class Permissions:
             ACCESS.set(access)
             if requests:
                 return _each(request, access, needs)
-            access.check(needs(request))
+            access.check(_needed(needs, request, LEAST))
             return request
 
         async def call(request: Any, context: Any) -> Any:
@@ -117,15 +122,28 @@ class Permissions:
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
             async with aclosing(behaviour(admitted(request, context), context)) as found:
                 async for answer in found:
+                    if not requests:  # which may have been asked for long ago
+                        admitted(request, context)
                     yield answer
 
         return generate if inspect.isasyncgenfunction(behaviour) else call
 
 
+def _needed(needs: Needs, request: Any, least: tuple[Need, ...]) -> tuple[Need, ...]:
+    found = needs(request)
+    return () if found is None else tuple(found) or least
+
+
+def _shown(name: str) -> str:
+    """As it may stand in a line of the log."""
+    name = name[: checks.SHOWN_CHARACTERS_MAX]
+    return name if name.isprintable() else ascii(name)
+
+
 async def _each(requests: AsyncIterable[Any], access: Access, needs: Needs) -> AsyncIterator[Any]:
     """What has no needs of its own, as a member's heartbeat, has those of what came before it."""
-    last: tuple[Need, ...] = ()
+    last = LEAST
     async for request in requests:
-        last = tuple(needs(request)) or last
+        last = _needed(needs, request, last)
         access.check(last)
         yield request

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from duemq.protocol.names import TIMER_GROUP
 from duemq_server.serving.permissions.rights import EVERY, Action, Need
 
-Needs: TypeAlias = Callable[[Any], Iterable[Need]]
+Needs: TypeAlias = Callable[[Any], Iterable[Need] | None]
+"""Of a request; None: its method looks at each part by itself."""
 
 _KNOW = (Need(Action.KNOW),)
 _ADMINISTER = (Need(Action.ADMINISTER),)
@@ -35,13 +36,16 @@ def _serve(_: object) -> Iterable[Need]:
     return _SERVE
 
 
-def _send(_: object) -> Iterable[Need]:
-    """Of each batch: `Access.refusal` is asked in its place, so that others go on."""
-    return _KNOW
+def _send(_: object) -> None:
+    """Of each batch: `Access.refusal` is asked in its place, so that others go on.
+
+    Who is in the file no more has each refused, too: where a stream ends nobody knows what is
+    stored.
+    """
 
 
 def _pull(request: Any) -> Iterable[Need]:
-    """Of each queue: as `_send`."""
+    """And of each queue: as `_send`."""
     return (Need(Action.JOIN, request.group),) if request.group else _KNOW
 
 
@@ -56,6 +60,11 @@ def _in_group(request: Any) -> Iterable[Need]:
 def _offsets(request: Any) -> Iterable[Need]:
     """Readers without a group ask so what a topic's queues hold."""
     return _receive(request) if request.topic else _in_group(request)
+
+
+def _reset(request: Any) -> Iterable[Need]:
+    """Who reads from a time on has its offsets told so."""
+    return _receive(request) if request.dry_run else _ADMINISTER
 
 
 def _acquire(request: Any) -> Iterator[Need]:
@@ -116,6 +125,11 @@ def _reschedule(request: Any) -> Iterator[Need]:
 
 
 def _count_timers(request: Any) -> Iterable[Need]:
+    return (Need(Action.SEE, request.topic or EVERY),)
+
+
+def _histogram(request: Any) -> Iterable[Need]:
+    """That of all topics is one."""
     return (Need(Action.SEE, request.topic),) if request.topic else _KNOW
 
 
@@ -164,7 +178,7 @@ METHODS: dict[tuple[str, str], Needs] = {
     ("GroupAdmin", "PutGroup"): _administer,
     ("GroupAdmin", "DeleteGroup"): _administer,
     ("GroupAdmin", "DescribeProgress"): _in_group,
-    ("GroupAdmin", "ResetOffsets"): _administer,
+    ("GroupAdmin", "ResetOffsets"): _reset,
     ("GroupAdmin", "CloneOffsets"): _administer,
     ("BrokerAdmin", "CreateTopic"): _create_topic,
     ("BrokerAdmin", "DeleteTopic"): _administer,
@@ -184,7 +198,7 @@ METHODS: dict[tuple[str, str], Needs] = {
     ("Timer", "GetStats"): _know,
     ("Timer", "LocateTimers"): _know,
     ("TimerInspector", "CountTimers"): _count_timers,
-    ("TimerInspector", "GetHistogram"): _count_timers,
+    ("TimerInspector", "GetHistogram"): _histogram,
     ("TimerInspector", "GetTimers"): _get_timers,
     ("TimerInspector", "ListTimers"): _list_timers,
     ("TimerHolds", "HoldTimers"): _administer,

@@ -23,6 +23,7 @@ class PermissionsFile:
         self._stamp = self._stamp_of()
         self._looked_s = steady_s()
         self._policy = self._read()
+        self._said = ""  # why the one of now is not in use
 
     def policy(self) -> Policy:
         """As of a second ago at most.  A file that is of no use changes nothing, and is logged."""
@@ -34,14 +35,17 @@ class PermissionsFile:
 
     def _renew(self) -> None:
         stamp = self._stamp_of()
-        if stamp == self._stamp:
+        if stamp == self._stamp and not self._said:
             return
         self._stamp = stamp
         try:
             self._policy = self._read()
-        except InvalidArgument as error:
-            log.error("the permissions of before stay in use: %s", error)
+        except InvalidArgument as error:  # which may pass: too many open files, say
+            if str(error) != self._said:
+                log.error("the permissions of before stay in use: %s", error)
+            self._said = str(error)
         else:
+            self._said = ""
             log.info("%s: %d entries", self._path, len(self._policy.entries))
 
     def _read(self) -> Policy:

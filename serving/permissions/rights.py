@@ -23,6 +23,8 @@ from duemq.protocol.names import SYSTEM_SIGN, group_of
 EVERYBODY = "*"
 # Answers that are kept; made-up names of topics take the place of others.
 ANSWERS_MAX = 10_000
+# Nothing has a longer name; who makes one up may send megabytes of it.
+KEPT_CHARACTERS_MAX = 256
 FIELD = "permissions"
 
 
@@ -95,7 +97,8 @@ class Policy:
             answer = any(entry.allows(need) for entry in self.entries if entry.has_any(names))
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            self._answers[names, need] = answer
+            if len(need.name) <= KEPT_CHARACTERS_MAX:
+                self._answers[names, need] = answer
         return answer
 
 
@@ -178,6 +181,9 @@ def _texts(where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
         raise checks.wrong(where, value, "a list of texts")
     for each in value:
-        if "*" in each[:-1]:
+        if where.endswith(": names"):
+            if "*" in each and each != EVERYBODY:
+                raise checks.wrong(where, each, "a whole name of certificates, or * alone")
+        elif "*" in each[:-1]:
             raise checks.wrong(where, each, "a name, or how names begin and one * at the end")
     return tuple(value)

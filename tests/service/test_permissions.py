@@ -1,17 +1,26 @@
 """Who may do what: every client by its certificate, through the SDK."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from duemq.aio import Admin, Producer, PullConsumer, PushConsumer
+from duemq.consumer import pull
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import PermissionDenied
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
+from duemq.transport import channel
+from duemq.v1 import admin_pb2, broker_pb2
 from tests.certificates import authority, certificate, needs_openssl
+from tests.service.played_timer import claim_queues
+from tests.service.running_broker import Client, batch, running_broker
 from tests.service.running_cluster import WAIT_S, running_cluster, until
 
 pytestmark = needs_openssl
@@ -193,3 +202,123 @@ async def test_a_file_that_changes_counts_for_streams_that_stand(tmp_path, guard
         guarded.file.write_text("[[allow")  # half written: the one of before stays
         with pytest.raises(PermissionDenied):
             await producer.send("orders", b"3")
+
+
+class Asking(NamedTuple):
+    """Two who ask one broker."""
+
+    cluster: Client
+    other: Client
+
+
+@asynccontextmanager
+async def asking_a_broker(directory: Path, guarded: Guarded, name: str) -> AsyncIterator[Asking]:
+    """A client with the cluster's certificate, and one with another, who may ask for anything."""
+    async with running_broker(directory, **guarded.settings) as (broker, cluster):
+        connection = channel.connect(broker.server.address, guarded.tls(name))
+        async with connection:
+            yield Asking(cluster, Client(connection))
+
+
+async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
+    async with asking_a_broker(tmp_path / "b", guarded, "shop") as (cluster, shop):
+        await cluster.send(batch("orders", [b"1"]))
+        await claim_queues(cluster)
+        for topic in ("payments", "orders"):  # may it send there or not
+            with pytest.raises(PermissionDenied, match="shop may not be a part of the cluster"):
+                await shop.send(batch(topic, [b"2"], producer_id=SERVICE_IDS_FROM, sequence=1))
+        described = await cluster.admin.ListTopics(admin_pb2.ListTopicsRequest(system=True))
+        assert not {each.name for each in described.topics} & {"payments", "%DLQ%%TIMER%"}
+        [fired] = await cluster.send(
+            batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1)
+        )
+        assert not fired.duplicate
+
+
+async def test_who_may_not_see_a_topic_does_not_hear_how_much_it_holds(tmp_path, guarded):
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("payments", [b"1", b"2"]))
+        [pulled] = (await billing.pull("payments", group="billing")).queues
+        commit = broker_pb2.OffsetCommit(topic="payments", queue_id=0, offset=1)
+        request = broker_pb2.CommitOffsetsRequest(group="billing", commits=[commit])
+        [committed] = (await billing.broker.CommitOffsets(request)).queues
+        for answer in (pulled, committed):
+            assert (
+                answer.error.message == "permissions: billing may not receive from topic payments"
+            )
+            assert (answer.min_offset, answer.max_offset) == (0, 0)
+
+
+async def test_a_standing_pull_ends_with_the_group(tmp_path, guarded):
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("orders", [b"1"]))
+        queue = broker_pb2.QueuePull(topic="orders", queue_id=0)
+        standing = broker_pb2.PullRequest(
+            request_id=1, group="billing", queues=[queue], wait_ms=30_000, credit_records=65_536
+        )
+        stream = billing.broker.PullStream()
+        await stream.write(standing)
+        answer = await stream.read()
+        assert [each.body for each in answer.queues[0].records.records] == [b"1"]
+        guarded.file.write_text(ALLOWED.replace('groups = ["billing"]', ""))
+        while answer.open:
+            await cluster.send(batch("orders", [b"2"]))
+            answer = await stream.read()
+        assert "billing may not consume in group billing" in answer.queues[0].error.message
+
+
+async def test_who_may_receive_begins_at_a_time(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+        mine = guarded.consumer_settings("billing")
+        async with PullConsumer(nameserver=cluster.nameserver, settings=mine) as consumer:
+            await consumer.assign("orders", start_from=datetime(2020, 1, 1, tzinfo=UTC))
+            assert [message.body for message in await consumer.poll(timeout_s=60)] == [b"1"]
+
+
+async def test_who_may_not_read_hears_it_from_the_start_also_without_membership(tmp_path, guarded):
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+            await producer.send("orders-secret", b"2")
+        mine = replace(guarded.consumer_settings("billing"), offsets_dir=str(tmp_path / "offsets"))
+        consumer = PushConsumer(
+            "billing",
+            "orders-secret",
+            print,
+            nameserver=cluster.nameserver,
+            settings=mine,
+            broadcast=True,
+        )
+        with pytest.raises(PermissionDenied, match="may not receive from topic orders-secret"):
+            await consumer.start()
+        async with PullConsumer("audit", nameserver=cluster.nameserver, settings=mine) as puller:
+            with pytest.raises(PermissionDenied, match="may not consume in group audit"):
+                await puller.assign("orders")
+
+
+async def test_a_producer_that_is_in_the_file_no_more_hears_it_at_once(tmp_path, guarded):
+    async with (
+        running_cluster(tmp_path, "b0", **guarded.settings) as cluster,
+        guarded.producer(cluster, "shop") as producer,
+    ):
+        await producer.send("orders", b"1")
+        guarded.file.write_text(ALLOWED.replace('"shop"', '"another"'))
+        with pytest.raises(PermissionDenied, match="shop may not send to topic orders"):
+            await repeated(lambda: producer.send("orders", b"2"))
+
+
+async def test_a_pull_consumer_whose_stream_is_refused_says_so(tmp_path, guarded, monkeypatch):
+    async def passed(*_: object) -> None:
+        """The group's rights are taken away after `assign` has asked."""
+
+    monkeypatch.setattr(pull, "check_filters", passed)
+    async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
+        async with guarded.producer(cluster, "shop") as producer:
+            await producer.send("orders", b"1")
+        mine = guarded.consumer_settings("billing")
+        async with PullConsumer("audit", nameserver=cluster.nameserver, settings=mine) as reader:
+            await reader.assign("orders")
+            with pytest.raises(PermissionDenied, match="billing may not consume in group audit"):
+                await reader.poll(timeout_s=WAIT_S)

@@ -32,6 +32,7 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.errors import (
     DuemqError,
     OffsetOutOfRange,
+    PermissionDenied,
     QueueNotFound,
     TopicNotFound,
     TopicReplaced,
@@ -195,7 +196,7 @@ class BroadcastShare:
     # --- where queues begin -------------------------------------------------------------------
 
     async def _begin_all(self) -> None:
-        """Finds out where all queues begin that are there; repeats until brokers answer."""
+        """Finds where all queues begin; repeats until brokers answer."""
         backoff = Backoff()
         while True:
             if await self._find_offsets(self._missing()):
@@ -253,6 +254,8 @@ class BroadcastShare:
             async with self._asking:
                 starts = await self._starts(broker, topic, start_from)
         except DuemqError as error:
+            if isinstance(error, PermissionDenied) and not self.joined.is_set():
+                raise  # as `start` does
             log.warning("group %s: topic %s at %s: %s", self._group, topic, broker, error)
             return False
         for queue in starts.keys() & set(queues):

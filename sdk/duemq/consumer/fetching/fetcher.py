@@ -1,12 +1,10 @@
 """Pulls from one broker over one stream; several queues ride in one request.
 
-Whenever queues have room, those that are in no open request go out together in a new one: a
-standing pull, which the broker answers again and again, from where it has come to, until the
-credit that it was given is used up.  The credit is the room of the fullest of the request's queues,
-and is raised again while all of them have room; so a consumer that keeps up asks once in hundreds
-of messages, and one that does not is sent no more than it has room for.  When the stream breaks,
-all queues are asked for again from where they were: nothing is taken over but by an answer, so
-nothing is skipped or taken twice.
+Queues with room that are in no open request go out together in a new one: a standing pull, which
+the broker answers again and again until its credit is used up.  The credit is the room of the
+fullest of the queues, and is raised again while all have room; so a consumer that keeps up asks
+once in hundreds of messages, and none is sent more than it has room for.  When the stream breaks,
+all are asked for again from where they were: nothing is skipped or taken twice.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ import grpc.aio
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings
-from duemq.errors import Corrupt, DuemqError, Internal, Timeout
+from duemq.errors import Corrupt, DuemqError, Internal, PermissionDenied, Timeout
 from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
 from duemq.tracing import meters, spans
@@ -157,6 +155,9 @@ class Fetcher:
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 log.log(level, "pulling from %s interrupted: %s", self._broker, error)
+                if isinstance(error, PermissionDenied):
+                    for source in tuple(self._sources):
+                        self._sink.refused(source, error)
             await self._client.pause(self._broker, backoff)
 
     async def _connected(self, backoff: Backoff) -> None:

@@ -64,7 +64,10 @@ async def test_a_method_is_called_by_who_may():
         await pull(of("audit"), ME)
     assert (caught.value.field, caught.value.value) == ("group", "audit")
     with pytest.raises(PermissionDenied, match="a certificate without names may not"):
-        await pull(of("billing"), Context())
+        await pull(of("billing"), Context(x509_common_name=[b""]))
+    nameless = Context(x509_common_name=[b""], x509_subject_alternative_name=[b"spiffe://me"])
+    with pytest.raises(PermissionDenied, match="permissions: spiffe://me may not"):
+        await pull(of("billing"), nameless)
     assert guarded.called == [of("billing")]
 
 
@@ -108,6 +111,9 @@ async def test_names_cannot_write_into_the_log(caplog):
     pull = guarded.permissions.around(guarded.pull, "/duemq.v1.Broker/Pull", requests=False)
     with pytest.raises(PermissionDenied, match=r"'me\\nERROR' may not"):
         await pull(of("g"), Context(x509_common_name=[b"me\nERROR"]))
+    with pytest.raises(PermissionDenied, match=r"in group 'audit\\nERROR") as caught:
+        await pull(of("audit\nERROR" + 1_000 * "!"), ME)
+    assert len(caught.value.message) < 500
 
 
 async def test_a_method_that_generates_stays_one():
@@ -118,6 +124,32 @@ async def test_a_method_that_generates_stays_one():
     with pytest.raises(PermissionDenied):
         await anext(watch(None, Context(x509_common_name=[b"stranger"])))
     assert guarded.called == [0, 1]
+
+
+async def test_each_answer_of_a_stream_is_looked_at_by_what_counts_then():
+    guarded = Guarded(BILLING)
+    path = "/duemq.v1.Nameserver/WatchRoutes"
+    watch = guarded.permissions.around(guarded.watch, path, requests=False)(None, ME)
+    assert await anext(watch) == 0
+    guarded.policy = parse(SERVICE)
+    with pytest.raises(PermissionDenied, match="me may not do anything"):
+        await anext(watch)
+
+
+async def test_who_is_in_no_entry_may_not_even_ask_for_nothing():
+    guarded = Guarded(SERVICE)
+    cancel = guarded.permissions.around(guarded.pull, "/duemq.v1.Timer/Cancel", requests=False)
+    with pytest.raises(PermissionDenied, match="me may not do anything"):
+        await cancel(timer_pb2.CancelRequest(), ME)
+
+    async def requests() -> AsyncIterator[group_pb2.MemberEvent]:
+        yield group_pb2.MemberEvent(heartbeat=group_pb2.Heartbeat())
+
+    path = "/duemq.v1.GroupCoordinator/Join"
+    member = guarded.permissions.around(guarded.stream, path, requests=True)
+    with pytest.raises(PermissionDenied, match="me may not do anything"):
+        await member(requests(), ME)
+    assert not guarded.called
 
 
 async def test_what_fails_one_by_one_is_asked_where_it_is_taken():

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.serving.permissions import permissions_file
 from duemq_server.serving.permissions.permissions_file import LOOK_S, PermissionsFile
 from duemq_server.serving.permissions.rights import Action, Need
 
@@ -53,6 +54,19 @@ def test_what_is_of_no_use_leaves_the_one_of_before(watched, caplog):
         assert watched.served_by("one") == ["one"]
         assert not caplog.text  # said once
     watched.write("two")
+    watched.now_s += LOOK_S
+    assert watched.served_by("one", "two") == ["two"]
+
+
+def test_what_could_not_be_read_is_read_when_it_can(watched, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    watched.write("two")
+    with monkeypatch.context() as patched:
+        patched.setattr(permissions_file, "open", refused, raising=False)
+        watched.now_s += LOOK_S
+        assert watched.served_by("one", "two") == ["one"]
     watched.now_s += LOOK_S
     assert watched.served_by("one", "two") == ["two"]
 

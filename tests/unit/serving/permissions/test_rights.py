@@ -132,6 +132,8 @@ def test_rights_of_all_names_and_entries_add_up():
         (CLUSTER + "[[allow]]\nnames = ['a']\nsend = ['a*b']", "'a\\*b'"),
         (CLUSTER + "[[allow]]\nnames = ['a']\nsend = ['']", "entry 2: send"),
         (CLUSTER + "[[allow]]\nnames = ['a']\nadmin = 'yes'", "entry 2: admin"),
+        (CLUSTER + "[[allow]]\nnames = ['shop-*']\nsend = ['a']", "a whole name"),
+        (CLUSTER + "[[allow]]\nnames = ['*.example.org']\nsend = ['a']", "a whole name"),
         (CLUSTER + "[[allow]]\nnames = ['*']\nadmin = true", "entry 2: names"),
         (CLUSTER + "[[allow]]\nnames = ['*']\nservice = true", "entry 2: names"),
     ],
@@ -149,3 +151,5 @@ def test_made_up_names_do_not_fill_the_memory(monkeypatch):
         assert not policy.allows(("shop",), Need(Action.SEND, f"made-up-{number}"))
         assert policy.allows(("shop",), Need(Action.SEND, "orders"))
         assert len(policy._answers) <= 3
+    policy.allows(("shop",), Need(Action.SEND, "o" * 10_000))
+    assert all(len(need.name) < 300 for _, need in policy._answers)
