@@ -11,7 +11,6 @@ from typing import NamedTuple
 import pytest
 
 from duemq.aio import Admin, Producer, PullConsumer, PushConsumer
-from duemq.consumer import pull
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import PermissionDenied
 from duemq.protocol.limits import SERVICE_IDS_FROM
@@ -293,9 +292,6 @@ async def test_who_may_not_read_hears_it_from_the_start_also_without_membership(
         )
         with pytest.raises(PermissionDenied, match="may not receive from topic orders-secret"):
             await consumer.start()
-        async with PullConsumer("audit", nameserver=cluster.nameserver, settings=mine) as puller:
-            with pytest.raises(PermissionDenied, match="may not consume in group audit"):
-                await puller.assign("orders")
 
 
 async def test_a_producer_that_is_in_the_file_no_more_hears_it_at_once(tmp_path, guarded):
@@ -309,11 +305,7 @@ async def test_a_producer_that_is_in_the_file_no_more_hears_it_at_once(tmp_path,
             await repeated(lambda: producer.send("orders", b"2"))
 
 
-async def test_a_pull_consumer_whose_stream_is_refused_says_so(tmp_path, guarded, monkeypatch):
-    async def passed(*_: object) -> None:
-        """The group's rights are taken away after `assign` has asked."""
-
-    monkeypatch.setattr(pull, "check_filters", passed)
+async def test_a_pull_consumer_whose_stream_is_refused_says_so(tmp_path, guarded):
     async with running_cluster(tmp_path, "b0", **guarded.settings) as cluster:
         async with guarded.producer(cluster, "shop") as producer:
             await producer.send("orders", b"1")

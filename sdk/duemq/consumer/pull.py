@@ -140,8 +140,8 @@ class PullConsumer(AsyncClient):
 
         Each begins at the group's committed offset; without one, at `start_from` (by default the
         settings'): see StartFrom.  `filter`: tags, as "a || b", or Sql.  Raises InvalidArgument,
-        TopicNotFound, QueueNotFound, PermissionDenied, Unavailable.  A queue whose broker cannot
-        say where it begins holds up no other: `poll` raises that, it is read from a `seek` on.
+        TopicNotFound, QueueNotFound, Unavailable.  A queue whose broker cannot say where it begins
+        holds up no other: `poll` raises that, and it is read from a `seek` on.
         """
         begin = self.settings.start_from if start_from is None else start_from
         check_start_from(begin)
@@ -151,7 +151,7 @@ class PullConsumer(AsyncClient):
         ranges = await self._ranges(wanted)
         unknown = [q for q in wanted if self.group is None or ranges[q].committed is None]
         starts = await self._offsets.starts(unknown, ranges, begin)
-        if (self.group or isinstance(filter, Sql)) and wanted:
+        if isinstance(filter, Sql) and wanted:
             topics = dict.fromkeys((queue.topic for queue in wanted), wanted_messages)
             await check_filters(self._client, self.group or "", topics)
         for source in self._sources.values():

@@ -34,7 +34,8 @@ async def test_who_is_behind_the_end_and_lingers_is_not_given_what_comes_meanwhi
         topic=TIMER_TOPIC, queue_id=0, offset=offset, linger_ms=20
     )
     fetching = asyncio.create_task(fetches.fetch(request, caller))
-    await asyncio.sleep(0)
+    await asyncio.wait([fetching], timeout=0)  # it has begun
+    assert not fetching.done()
     for _ in range(5):
         store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
     settle(store)
