@@ -3,7 +3,7 @@
 asyncio sleeps for whole milliseconds, rounded up.  Linux has timers that are files, which it can
 watch (timerfd_create(2)); elsewhere asyncio's own timer is used.
 
-A processor that has rested takes some 0.1 ms to wake up.  So who has not rung for a while is woken
+A processor that has rested takes some 0.2 ms to wake up.  So who has not rung for a while is woken
 a little sooner, and looks at the clock until the time has come.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 _NS = 1_000_000_000
-WAKING_S = 0.000_2
+WAKING_S = 0.000_3
 RESTED_S = 0.1  # looking at the clock costs at most WAKING_S / RESTED_S of a processor
 
 

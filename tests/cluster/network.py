@@ -24,6 +24,7 @@ from typing import Any
 
 from duemq_server.local_cluster import EmbeddedCluster
 from duemq_server.local_cluster.supervisor import Member
+from tests.listening import listening
 from tests.service.cut_link import Link
 
 CLIENT = "client"
@@ -129,10 +130,7 @@ class Network:
             link.target = target
             await link.serve(reader, writer)
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        self._stack.callback(server.close)
-        host, port = server.sockets[0].getsockname()
-        return f"{host}:{port}"
+        return await self._stack.enter_async_context(listening(serve))
 
     def _who(self, writer: asyncio.StreamWriter) -> str:
         ports = writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1]
@@ -146,6 +144,7 @@ class Network:
             link.heal()
             link.cut()
         await asyncio.gather(*(link.ended() for link in self._links.values()))
+        await asyncio.sleep(0)  # their transports to the target close in the next turn of the loop
 
 
 def socket_of(local: int, remote: int) -> str:

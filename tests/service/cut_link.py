@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.listening import listening
+
 
 class Link:
     """Forwards connections to `target` (host:port) until it is cut."""
@@ -87,14 +89,11 @@ class Link:
 async def link_to(target: str) -> AsyncIterator[Link]:
     """A link that is whole at first."""
     link = Link(target)
-    server = await asyncio.start_server(link.serve, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    link.address = f"{host}:{port}"
-    try:
-        yield link
-    finally:
-        server.close()
-        link.heal()
-        link.cut()
-        await link.ended()
-        await asyncio.sleep(0)  # their transports close in the next turn of the loop
+    async with listening(link.serve) as link.address:
+        try:
+            yield link
+        finally:
+            link.heal()
+            link.cut()
+            await link.ended()
+            await asyncio.sleep(0)  # their transports to the target close in the next turn

@@ -22,6 +22,7 @@ from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import broker_pb2, timer_pb2
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
+from tests.listening import listening
 from tests.service.fake_cluster import FakeCluster
 from tests.service.running_cluster import WAIT_S, until
 
@@ -159,21 +160,13 @@ async def test_no_such_host():
 
 
 async def test_something_that_is_not_grpc(patient):
-    connections = []
-
     async def http(reader, writer):
-        connections.append(writer)
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    web = await asyncio.start_server(http, "127.0.0.1", 0)
-    address = f"127.0.0.1:{web.sockets[0].getsockname()[1]}"
-    error = await refusal_once_looked(address)
-    web.close()
-    for each in connections:  # also those that said nothing
-        each.close()
-        await asyncio.gather(each.wait_closed(), return_exceptions=True)
+    async with listening(http) as address:
+        error = await refusal_once_looked(address)
     assert f"{address} takes connections but does not speak gRPC" in error.message
 
 
