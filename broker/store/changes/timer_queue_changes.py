@@ -104,8 +104,9 @@ def check_fetch(store: Store, queue_id: int, offset: int) -> None:
 
 
 def note_fetched(store: Store, queue_id: int, next_offset: int) -> None:
-    """The owner is given what lies before an offset."""
+    """The owner is given what lies before an offset: so it has said how far it is."""
     store.timers_given[queue_id] = max(store.timers_given.get(queue_id, 0), next_offset)
+    store.timer_owners.unclaimed.pop(queue_id, None)
 
 
 def _hand_over(

@@ -617,6 +617,22 @@ def test_a_consume_queue_that_cannot_be_written_keeps_no_store_from_its_end(
     assert store.log._writer is None
 
 
+@pytest.mark.parametrize("fetched", [True, False])
+def test_who_has_fetched_has_said_how_far_it_is(fetched: bool) -> None:
+    """Its first claim may have come before it knew anything of the queue, and be its last one."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {})
+    store.create_topic("orders", 2)
+    store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
+    if fetched:
+        timer_queue_changes.note_fetched(store, 0, 1)
+    save(store, disk)
+    store = opened(disk.after_kill(), settings)  # a copy, from before the owner took 4 over
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4})
+    assert store.queue(TIMER_TOPIC, 0).next_offset == (4 if fetched else 1)
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_who_fetches_behind_what_was_given_from_this_data_is_told(first: int) -> None:
     """Messages that came under offsets of others would be passed over, and nobody notice."""
