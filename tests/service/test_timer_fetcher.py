@@ -112,9 +112,19 @@ async def test_a_backlog_is_fetched_without_a_pause(slept: list[float]) -> None:
 
 
 async def test_a_broker_that_does_not_linger_is_not_asked_at_once(slept: list[float]) -> None:
-    """As one of an older release."""
-    assert await fetched(Came(1, LATER), Came(1, LATER)) == [0, LINGER_MS, LINGER_MS]
-    assert slept == pytest.approx([timer_fetcher.PAUSE_S, LINGER_MS / 1000])
+    """As one of an older release: what it answers too soon is not due soon, again and again."""
+    assert await fetched(*[Came(1, LATER)] * 4) == [0, *[LINGER_MS] * 4]
+    slow = [LINGER_MS / 1000] * 2
+    assert slept == pytest.approx([timer_fetcher.PAUSE_S, timer_fetcher.PAUSE_S, *slow])
+
+
+async def test_what_is_due_at_once_and_not_durable_yet_is_asked_for_at_once(
+    slept: list[float],
+) -> None:
+    """A broker that lingers answers with the others that are there: the next fetch brings it."""
+    came = Came(1, LATER), Came(1, LATER), Came(1, SOON), Came(1, LATER), Came(1, SOON)
+    assert await fetched(*came) == [0, *[LINGER_MS] * 5]
+    assert slept == [timer_fetcher.PAUSE_S] * 5
 
 
 async def test_what_is_due_at_once_is_no_reason_to_pause(slept: list[float]) -> None:

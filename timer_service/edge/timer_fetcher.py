@@ -86,6 +86,7 @@ class TimerFetcher:
         self.problem = ""
         """Why nothing more comes until somebody mends it."""
         self._linger_ms = 0
+        self._early = False  # the last answer came sooner than a broker lingers
         self._shard = shard
         self._broker = broker
         self._stub = stub
@@ -214,12 +215,16 @@ class TimerFetcher:
         if spans.enabled():
             await self._trace(answer.frames, began_ns)
         asked_to_linger_ms, self._linger_ms = self._linger_ms, 0
+        early_before, self._early = self._early, False
         if len(answer.frames) < LINGER_BELOW_BYTES:
             self._linger_ms = LINGER_MS
             soon = ingested.first_due_ms < time.time_ns() // 1_000_000 + SOON_MS
-            # A broker of an older release does not linger.
-            end_s = asked_s + (0 if soon else asked_to_linger_ms / 1000)
-            await asyncio.sleep(max(PAUSE_S, end_s - time.monotonic()))
+            early_s = asked_s + asked_to_linger_ms / 1000 - time.monotonic()
+            self._early = early_s > 0 and not soon
+            # Once: something due soon is there, and not durable yet.  Again: the broker is of an
+            # older release, which does not linger.
+            pauses = self._early and early_before
+            await asyncio.sleep(max(PAUSE_S, early_s) if pauses else PAUSE_S)
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:
