@@ -34,6 +34,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from duemq_recurring.occurrences import CatchUp, Recurrence
 from duemq_recurring.schedule import MADE, MOVED, Pending, Plan, ScheduleChange, State
@@ -105,7 +106,7 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
             )
         )
         text, body = bytes(view[plan_at:record_at]), bytes(view[record_at : record_at + record])
-        more = json.loads(text) if text and what == MOVED else {}
+        more = _more_from(text) if text and what == MOVED else {}
         changes.append(
             ScheduleChange(
                 str(view[name_at:plan_at], "utf-8"),
@@ -137,6 +138,15 @@ def _more_of(state: State) -> bytes:
     """What is seldom there."""
     more = {"left_out": state.left_out, "all_until_ms": state.all_until_ms}
     return json.dumps(more, separators=(",", ":")).encode() if any(more.values()) else b""
+
+
+def _more_from(text: bytes) -> dict[str, Any]:
+    more = json.loads(text)
+    if isinstance(more, dict):
+        return more
+    # The release before wrote a list of what is left out; below 0: until when all comes.
+    left_out = [each for each in more if each >= 0]
+    return {"left_out": left_out, "all_until_ms": max(0, -min(more, default=0))}
 
 
 def _plan_of(text: bytes, record: bytes) -> Plan:

@@ -15,6 +15,7 @@ from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.schedules.changes import CHANGED, CREATED, UNCHANGED
+from duemq_server.timer_service.timers import schedule_entry
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from duemq_server.timer_service.timers.schedule_entry import decode_changes, encode_changes
@@ -187,6 +188,18 @@ def test_an_entry_and_back(left_out: tuple[int, ...], all_until_ms: int) -> None
     state = State(False, START_MS, 3, START_MS - 1, left_out, all_until_ms)
     changes = [ScheduleChange("s", MOVED, state), ScheduleChange("t", DELETED)]
     assert decode_changes(encode_changes(changes)) == changes
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out", "all_until_ms"), [(b"[3,7]", (3, 7), 0), (b"[-500,3]", (3,), 500)]
+)
+def test_an_entry_of_the_release_before_is_read(
+    monkeypatch: pytest.MonkeyPatch, text: bytes, left_out: tuple[int, ...], all_until_ms: int
+) -> None:
+    monkeypatch.setattr(schedule_entry, "_more_of", lambda _: text)
+    written = encode_changes([ScheduleChange("s", MOVED, State(False, START_MS, 3))])
+    state = State(False, START_MS, 3, left_out=left_out, all_until_ms=all_until_ms)
+    assert decode_changes(written) == [ScheduleChange("s", MOVED, state)]
 
 
 def test_a_change_takes_away_what_waits_and_begins_now(world: ScheduleWorld) -> None:
