@@ -243,8 +243,7 @@ class PullRequests:
 
     def _queue_of(self, group: str, read: QueueRead) -> Queue:
         if (access := ACCESS.get()) is not None:
-            access.check((Need(Action.RECEIVE, read.topic),))
-            access.check((Need(Action.JOIN, group),) if group else ())
+            access.check((Need(Action.RECEIVE, read.topic), *_of_group(group)))
         queue = self._store.queue(read.topic, read.queue_id, read.topic_id)
         if group and read.generation:
             self._store.offsets.check_fence(
@@ -327,6 +326,10 @@ class PullRequests:
     async def fetch(self, request: broker_pb2.FetchFramesRequest, caller: Caller) -> bytes:
         """Whole frames of one queue: the encoded FetchFramesResponse."""
         return await self._fetches.fetch(request, caller)
+
+
+def _of_group(group: str) -> tuple[Need, ...]:
+    return (Need(Action.JOIN, group),) if group else ()
 
 
 def _scans(wanted: Filter, records: int) -> float:

@@ -183,7 +183,7 @@ class SendRequests:
             checked = self._refused(received)
         if (access := ACCESS.get()) is not None:
             for index, batch in enumerate(received):
-                if (denied := access.refusal(Action.SEND, batch.topic)) is not None:
+                if (denied := access.refusal(Need(Action.SEND, batch.topic))) is not None:
                     checked[index] = denied
         await self._gate.hold([batch.not_before_ms for batch in received])
         now_ms = self._now_ms()

@@ -54,11 +54,8 @@ class Access:
         )
         self._permissions = permissions
 
-    def refusal(self, action: Action, name: str = "") -> PermissionDenied | None:
+    def refusal(self, need: Need) -> PermissionDenied | None:
         """Why they may not do it; None: they may."""
-        return self._refusal(Need(action, name))
-
-    def _refusal(self, need: Need) -> PermissionDenied | None:
         if self._permissions.policy().allows(self._names, need):
             return None
         field, what = _SAID[need.action]
@@ -73,7 +70,7 @@ class Access:
     def check(self, needs: Iterable[Need]) -> None:
         """Raises PermissionDenied."""
         for need in needs:
-            error = self._refusal(need)
+            error = self.refusal(need)
             if error is not None:
                 raise error
 

@@ -1,11 +1,11 @@
 """The file of permissions: read at the start, and again when it has changed."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 
 from duemq.errors import InvalidArgument
+from duemq.transport.tls import stamp_of
 from duemq_server.serving.permissions.rights import FIELD, Policy, parse
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class PermissionsFile:
         """Raises InvalidArgument where it cannot be used."""
         self._path = path
         self._steady_s = steady_s
-        self._stamp = self._stamp_of()
+        self._stamp = stamp_of(path)
         self._looked_s = steady_s()
         self._policy = self._read()
         self._said = ""  # why the one of now is not in use
@@ -34,7 +34,7 @@ class PermissionsFile:
         return self._policy
 
     def _renew(self) -> None:
-        stamp = self._stamp_of()
+        stamp = stamp_of(self._path)
         if stamp == self._stamp and not self._said:
             return
         self._stamp = stamp
@@ -57,11 +57,3 @@ class PermissionsFile:
                 f"{FIELD}: {self._path}: {error}", field=FIELD, value=self._path
             ) from None
         return parse(text)
-
-    def _stamp_of(self) -> tuple[int, ...]:
-        """Changes with the file, also where a link is turned to another, as Kubernetes does."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return ()
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -107,13 +107,13 @@ def _content(path: str) -> bytes | None:
 
 
 def _stamp(tls: Tls) -> tuple[object, ...]:
-    """Changes with the files, also where a link is turned to others, as Kubernetes does."""
-    stamps: list[object] = []
-    for path in filter(None, (tls.ca, tls.cert, tls.key)):
-        try:
-            found = os.stat(path)
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
-    return tuple(stamps)
+    return tuple(map(stamp_of, filter(None, (tls.ca, tls.cert, tls.key))))
+
+
+def stamp_of(path: str) -> object:
+    """Changes with the file, also where a link is turned to another, as Kubernetes does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -7,7 +7,7 @@ import pytest
 from duemq.errors import PermissionDenied
 from duemq.v1 import broker_pb2, group_pb2, message_pb2, timer_pb2
 from duemq_server.serving.permissions.access import ACCESS, Permissions
-from duemq_server.serving.permissions.rights import Action, Policy, parse
+from duemq_server.serving.permissions.rights import Action, Need, Policy, parse
 
 SERVICE = '[[allow]]\nnames = ["cluster"]\nservice = true\n'
 BILLING = SERVICE + '[[allow]]\nnames = ["me@example.org"]\ngroups = ["billing"]\n'
@@ -159,7 +159,9 @@ async def test_what_fails_one_by_one_is_asked_where_it_is_taken():
     async def send(*_: object) -> None:
         access = ACCESS.get()
         assert access is not None
-        refused.extend(bool(access.refusal(Action.SEND, topic)) for topic in ("orders", "other"))
+        refused.extend(
+            bool(access.refusal(Need(Action.SEND, topic))) for topic in ("orders", "other")
+        )
 
     await guarded.permissions.around(send, "/duemq.v1.Broker/Send", requests=False)(None, ME)
     assert refused == [False, True]
