@@ -3,8 +3,8 @@
 asyncio sleeps for whole milliseconds, rounded up.  Linux has timers that are files, which it can
 watch (timerfd_create(2)); elsewhere asyncio's own timer is used.
 
-A processor that has rested takes some 0.2 ms to wake up.  So who has not rung for a while is woken
-a little sooner, and looks at the clock until the time has come.
+A processor that has rested takes 0.1 to 0.2 ms to wake up (tests/bench/timer_wakeups.py).  So who
+has not rung for a while is woken a little sooner, and looks at the clock until the time has come.
 """
 
 import asyncio
