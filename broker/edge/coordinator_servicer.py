@@ -148,10 +148,15 @@ class CoordinatorServicer:
             finally:
                 for task in others:
                     task.cancel()
+        except asyncio.CancelledError:
+            session.ended = True
+            raise
         finally:
             if self._sessions.get(key) is session and not session.said_goodbye:
                 del self._sessions[key]
             self._telling.drop(session)
+            if session.fence is not None and session.ended:
+                self._rebalancer.post(partial(self._gone, key, session.incarnation))
 
     async def _joined(self, hello: Hello, session: Session, context: Any) -> None:
         try:
@@ -162,9 +167,15 @@ class CoordinatorServicer:
 
     async def _enter(self, hello: Hello, session: Session) -> None:
         known_generation = self._offsets.generation_of(hello.group)
-        turned_out = self._coordinator.enter(hello, self._clock(), known_generation)
         key = (hello.group, hello.member_id)
-        if (before := self._sessions.get(key)) is not None:
+        before = self._sessions.get(key)
+        turned_out = self._coordinator.enter(
+            hello,
+            self._clock(),
+            known_generation,
+            replaces_connected=before is not None and before.incarnation < hello.incarnation,
+        )
+        if before is not None:
             before.replace(session)
         self._sessions[key] = session
         self._publish(turned_out)
@@ -184,6 +195,8 @@ class CoordinatorServicer:
     ) -> None:
         retired = False
         async for event in requests:
+            if session.fence is not None:
+                continue  # it has not read that yet
             if self._sessions.get(key) is not session or session.overrun:
                 return  # the member speaks over another stream now, or is to come again
             kind = event.WhichOneof("event")
@@ -200,11 +213,12 @@ class CoordinatorServicer:
                 let_go = partial(self._let_go, key, session, event.released)
                 await self._rebalancer.done(let_go, key[0])
             elif kind == "leave":
-                session.said_goodbye = True
+                session.said_goodbye = session.ended = True
                 await self._rebalancer.done_for_sure(lambda _: self._quit(key, session), key[0])
                 return
             else:
                 raise checks.wrong("event", kind, "heartbeat, released or leave after a hello")
+        session.ended = True
 
     async def _let_go(
         self, key: Key, session: Session, released: group_pb2.Released, slices: Slices
@@ -219,6 +233,9 @@ class CoordinatorServicer:
     async def _retire(self, key: Key, session: Session, _slices: Slices) -> None:
         if self._sessions.get(key) is session:
             self._coordinator.retire(*key, self._clock())
+
+    async def _gone(self, key: Key, incarnation: int, _slices: Slices) -> None:
+        self._coordinator.gone(*key, incarnation)
 
     async def _quit(self, key: Key, session: Session) -> None:
         if self._sessions.get(key) is session:

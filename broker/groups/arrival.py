@@ -1,7 +1,8 @@
 """A member comes into its group, or comes back: who may, and what is its own.  Pure.
 
     may it?     check_incarnation ──► misfits, or check_fits
-    its own     await_members ──► drop_unowned, if it was here ──► claim ──► incarnate
+    its own     keep_back, if it replaces a process ──► await_members ──► drop_unowned, if it was
+                here ──► claim ──► incarnate
 
 What the words mean, and the rules, stand in coordinator.py, which calls all of it.
 """
@@ -13,6 +14,7 @@ from duemq_server.broker.groups.members import (
     Hello,
     Holding,
     Member,
+    Replaced,
     check_agree,
 )
 
@@ -65,6 +67,20 @@ def check_fits(group: Group, hello: Hello) -> None:
 
 def _others(group: Group, hello: Hello) -> list[Member]:
     return [m for m in group.members.values() if m.member_id != hello.member_id]
+
+
+def keep_back(group: Group, before: Member, now_ms: int) -> None:
+    """What a replaced process has is nobody's until it has heard of that, or its session is over.
+
+    Till then it may begin callbacks.
+    """
+    until_ms = before.last_heard_ms + before.session_timeout_ms
+    if until_ms <= now_ms:
+        return
+    process = Replaced(before.member_id, before.incarnation, until_ms)
+    for queue in group.all_held_by({before.member_id}):
+        del group.holdings[queue]
+        group.replaced[queue] = process
 
 
 def await_members(group: Group, hello: Hello) -> None:

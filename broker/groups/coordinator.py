@@ -26,7 +26,8 @@ Rules that hold in every history (tests/property/test_coordinator.py):
 
 Static members.  A member id with an incarnation is a place that processes take one after the other.
 A newer one keeps the place's queues; they are granted to it under a new generation, so that rule 3
-holds between the processes too, and an older one is refused for good.
+holds between the processes too, and an older one is refused for good.  If that one is connected,
+its queues are nobody's until it has heard so (`gone`), or its session is over.
 
 Restart.  Generation and members of each group are kept (`snapshot`, or each change: `changing`).  A
 restarted coordinator, or one that a group moved to, does not know who holds what: members that come
@@ -54,6 +55,7 @@ from duemq_server.broker.groups.members import (
     Group,
     Hello,
     Member,
+    Replaced,
 )
 from duemq_server.broker.groups.rebalance import Assignment, rebalancing
 from duemq_server.broker.store.offsets import GENERATION_MARKS, newest_generation
@@ -132,12 +134,21 @@ class Coordinator:
 
     # --- events -------------------------------------------------------------------------------
 
-    def enter(self, hello: Hello, now_ms: int, known_generation: int = 0) -> list[TurnedOut]:
+    def enter(
+        self,
+        hello: Hello,
+        now_ms: int,
+        known_generation: int = 0,
+        *,
+        replaces_connected: bool = False,
+    ) -> list[TurnedOut]:
         """A member came or came back.  Answers who does not fit the group as is known now.
 
         `known_generation` is the newest one that the broker has seen of this group in its
-        offsets: not 0 means that the group lived before.  Raises InvalidArgument, NotCoordinator,
-        GroupNotFound, Overloaded, and FencedMember to a static member that a newer one replaced.
+        offsets: not 0 means that the group lived before.  `replaces_connected`: the older process
+        of this static member has a stream, and is `gone` when it has read there what it is told.
+        Raises InvalidArgument, NotCoordinator, GroupNotFound, Overloaded, and FencedMember to a
+        static member that a newer one replaced.
         """
         hello.check()
         self._cluster.check_coordinator(hello.group)
@@ -153,6 +164,8 @@ class Coordinator:
             group.generation = newest
             group.outdated = True
         returning = hello.member_id in group.members
+        if returning and replaces_connected:
+            arrival.keep_back(group, group.members[hello.member_id], now_ms)
         group.members[hello.member_id] = Member(
             hello.member_id,
             dict(hello.subscriptions),
@@ -230,6 +243,12 @@ class Coordinator:
             group.left.add(member_id)
         self._shake(group)
 
+    def gone(self, group_name: str, member_id: str, incarnation: int) -> None:
+        """A replaced process knows that it is, and begins nothing any more.  Idempotent."""
+        group = self.table.find(group_name)
+        if group is not None and group.replaced:
+            self._give_back(group, lambda each: each[:2] == (member_id, incarnation))
+
     def set_routes(
         self, queues: Mapping[str, Iterable[MessageQueue]], brokers: Iterable[str], now_ms: int
     ) -> list[Moved]:
@@ -261,6 +280,7 @@ class Coordinator:
                 if member.last_heard_ms + member.session_timeout_ms <= now_ms
             ]
             self._remove(group, expired, now_ms)
+            self._give_back(group, lambda replaced: replaced.until_ms <= now_ms)
             if expired or (group.hold_until_ms is not None and group.hold_until_ms <= now_ms):
                 self._shake(group)
             if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
@@ -273,6 +293,7 @@ class Coordinator:
             for group in self.table
             for member in group.members.values()
         ]
+        times += [each.until_ms for group in self.table for each in group.replaced.values()]
         times += [g.hold_until_ms for g in self.table if g.hold_until_ms is not None]
         times += [g.empty_since_ms + EMPTY_GROUP_KEPT_MS for g in self.table if not g.members]
         self._next_ms = min(times, default=None)
@@ -346,6 +367,14 @@ class Coordinator:
             del group.members[member_id]
         group.empty_since_ms = now_ms
         self.table.note(group.name)
+
+    def _give_back(self, group: Group, ended: Callable[[Replaced], bool]) -> None:
+        free = [queue for queue, replaced in group.replaced.items() if ended(replaced)]
+        for queue in free:
+            del group.replaced[queue]
+        if free:
+            group.freed += free
+            self._touched[group.name] = None
 
     def _forgive(self, late_ms: int) -> None:
         for group in self.table:

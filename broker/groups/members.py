@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
@@ -85,6 +86,15 @@ class Holding:
     claimed: int = 0  # while holding back: the generation by which the member says so
 
 
+class Replaced(NamedTuple):
+    """A static member's process that a newer one has replaced, and that may not know it yet."""
+
+    member_id: str
+    incarnation: int
+    until_ms: int
+    """Its session is over then, and its member's lease before that."""
+
+
 @dataclass(slots=True)
 class Group:
     """One group's state; only Coordinator changes it."""
@@ -105,6 +115,8 @@ class Group:
     # Static member id → its newest incarnation; the longest unchanged first.
     incarnations: dict[str, int] = field(default_factory=dict)
     holdings: dict[MessageQueue, Holding] = field(default_factory=dict)
+    # What replaced processes may still consume: nobody is given it.
+    replaced: dict[MessageQueue, Replaced] = field(default_factory=dict)
     # While holding back: members known from before and not back yet, with their session timeouts in
     # ms; None: nobody here knows who they are.
     absent: dict[str, int] | None = field(default_factory=dict)

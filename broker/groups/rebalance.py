@@ -31,7 +31,8 @@ class Assignment(NamedTuple):
     queues: tuple[MessageQueue, ...]
     members: tuple[str, ...] = ()  # of the group
     waits_ms: int = 0
-    """How long queues wait at most for members that are not back yet."""
+    """How long queues wait at most for members that are not back yet, or for a process that it
+    replaced."""
 
 
 def rebalancing(
@@ -117,12 +118,12 @@ def _tell(group: Group, order: Iterable[MessageQueue], now_ms: int) -> Pieces[li
     """Grants what is free, and tells those whose share or fellow members have changed."""
     shares: dict[str, list[MessageQueue]] = {member_id: [] for member_id in group.members}
     granted: dict[str, list[Holding]] = {member_id: [] for member_id in group.members}
-    target, holdings = group.target, group.holdings
+    target, holdings, replaced = group.target, group.holdings, group.replaced
     for part in parts(order):
         for queue in part:
             owner = target.get(queue)
             holding = holdings.get(queue)
-            if owner is None:
+            if owner is None or queue in replaced:
                 continue
             if holding is None:
                 holding = holdings[queue] = Holding(owner, group.generation)
@@ -133,7 +134,6 @@ def _tell(group: Group, order: Iterable[MessageQueue], now_ms: int) -> Pieces[li
         yield
     told = []
     members = group.member_ids()
-    waits_ms = group.hold_until_ms - now_ms if group.hold_until_ms is not None else 0
     for member_id, share in shares.items():
         share.sort()  # it is, but for queues that no route names
         queues = tuple(share)
@@ -144,8 +144,16 @@ def _tell(group: Group, order: Iterable[MessageQueue], now_ms: int) -> Pieces[li
         member.told = queues, members
         for holding in granted[member_id]:
             holding.granted = group.generation
+        waits_ms = _waits_ms(group, member_id, now_ms)
         told.append(Assignment(group.name, member_id, group.generation, queues, members, waits_ms))
     return told
+
+
+def _waits_ms(group: Group, member_id: str, now_ms: int) -> int:
+    ends_ms = [each.until_ms for each in group.replaced.values() if each.member_id == member_id]
+    if group.hold_until_ms is not None:
+        ends_ms.append(group.hold_until_ms)
+    return max(ends_ms, default=now_ms) - now_ms
 
 
 def _give_on(group: Group) -> Pieces[list[Assignment]]:
@@ -154,7 +162,8 @@ def _give_on(group: Group) -> Pieces[list[Assignment]]:
     for part in parts(group.freed):
         for queue in part:
             owner = group.target.get(queue)
-            if owner is not None and queue not in group.holdings:
+            free = queue not in group.holdings and queue not in group.replaced
+            if owner is not None and free:
                 group.holdings[queue] = Holding(owner, group.generation)
                 gains[owner].append(queue)
         yield

@@ -58,6 +58,7 @@ class Member:
     answered: bool = False  # its hello
     connected: bool = False
     leaving: bool = False  # takes nothing any more
+    replaced_until_ms: int = 0  # replaced while connected: its queues wait so long
     dead: bool = False
 
 
@@ -133,7 +134,7 @@ class GroupHistory(RuleBasedStateMachine):
         if group is None:
             return not self.moved
         if group.incarnations.get(member.member_id, 0) > member.incarnation:
-            return True
+            return member.replaced_until_ms <= self.now_ms
         return member.member_id not in group.members and group.hold_until_ms is None
 
     def check_nothing_is_given_twice(self, assignment: Assignment) -> None:
@@ -202,13 +203,35 @@ class GroupHistory(RuleBasedStateMachine):
             incarnation=member.incarnation,
             leaving=member.leaving,
         )
+        before = self.speakers.get(member.member_id)
+        connected = before is not None and before is not member and before.connected
+        until_ms = self.session_until_ms(member.member_id)
         try:
-            step = self.coordinator.join(hello, self.now_ms, known)
+            step = self.coordinator.join(hello, self.now_ms, known, replaces_connected=connected)
         except FencedMember:  # of a static member only: its place is another process's
             self.end(member)
             return
+        if before is not None and connected:
+            before.replaced_until_ms = until_ms
         self.replace(member)
         self.publish(step)
+
+    def session_until_ms(self, member_id: str) -> int:
+        for group in self.coordinator.groups():
+            if member_id in group.members:
+                return group.members[member_id].last_heard_ms + TIMEOUT_MS
+        return 0
+
+    @rule(member=members)
+    def hear_of_a_newer_process(self, member: Member) -> None:
+        """And let go of everything; the coordinator sees its stream end."""
+        if member.replaced_until_ms and not member.dead:
+            self.end(member)
+            self.publish(
+                self.coordinator.replaced_is_gone(
+                    GROUP, member.member_id, member.incarnation, self.now_ms
+                )
+            )
 
     def replace(self, member: Member) -> None:
         """The stream before ends; a zombie learns why when it wakes up."""
@@ -351,6 +374,7 @@ class GroupHistory(RuleBasedStateMachine):
             self.coordinator.table.restore(self.saved, self.now_ms)
         for member in self.everyone:
             member.connected = False
+            member.replaced_until_ms = 0  # nobody knows of it any more
             if lost:
                 member.inbox.clear()
             member.outbox.clear()

@@ -10,8 +10,10 @@ import pytest
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.fetching.subscription import ALL
 from duemq.consumer.group.membership import Membership
+from duemq.errors import FencedMember
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.route import Broker, RouteCache, Update
+from duemq.transport import status
 from duemq.v1 import group_pb2, message_pb2
 from tests.service.playing import play
 from tests.service.running_cluster import until
@@ -35,11 +37,14 @@ class PlayedCoordinator:
         self.hellos.append((await anext(aiter(requests))).hello)
         self.break_stream.clear()
         await self.gate.wait()
+        yield self._assignment()
+        await self.break_stream.wait()
+
+    def _assignment(self) -> group_pb2.CoordinatorEvent:
         assignment = group_pb2.Assignment(generation=len(self.hellos))
         for queue in QUEUES:
             assignment.queues.add(topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id)
-        yield group_pb2.CoordinatorEvent(assignment=assignment)
-        await self.break_stream.wait()
+        return group_pb2.CoordinatorEvent(assignment=assignment)
 
 
 class HearingCoordinator(PlayedCoordinator):
@@ -64,6 +69,30 @@ class HearingCoordinator(PlayedCoordinator):
             self.heartbeats.append(event.heartbeat)
             await self.acknowledging.acquire()
             yield group_pb2.CoordinatorEvent(heartbeat_ack=group_pb2.HeartbeatAck())
+
+
+class FencingCoordinator(PlayedCoordinator):
+    """Tells a member that it is another process now, and sees its stream end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fence = asyncio.Event()
+        self.lease: Lease | None = None
+        self.was_over: bool | None = None
+        """The member's lease, when its stream had ended."""
+
+    async def Join(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[group_pb2.CoordinatorEvent]:
+        self.hellos.append((await anext(aiter(requests))).hello)
+        yield self._assignment()
+        await self.fence.wait()
+        fenced = FencedMember("replaced", field="incarnation", value=1, limit=2)
+        yield group_pb2.CoordinatorEvent(error=status.to_proto(fenced))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.was_over = self.lease is not None and self.lease.over
 
 
 class PlayedClient:
@@ -169,6 +198,16 @@ async def test_a_member_that_comes_back_too_late_claims_nothing() -> None:
         await played.joined()
         assert played.claims == [0, 0]
         assert played.holder.fences == 2
+
+
+async def test_a_member_that_is_fenced_has_no_lease_when_its_stream_ends() -> None:
+    """From there on the coordinator may give its queues to the process that replaced it."""
+    coordinator = FencingCoordinator()
+    async with scene(coordinator) as played:
+        coordinator.lease = played.lease
+        coordinator.fence.set()
+        await until(lambda: coordinator.was_over is not None)
+        assert coordinator.was_over
 
 
 async def test_a_claim_that_is_answered_too_late_is_taken_back() -> None:

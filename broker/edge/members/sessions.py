@@ -5,13 +5,16 @@ Owned by: the event loop.
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from duemq.errors import FencedMember, InvalidArgument, Overloaded
 from duemq.protocol import checks
+from duemq.transport import status
 from duemq.v1 import group_pb2
 
 HELLO_TIMEOUT_S = 10.0
+FAREWELL_S = 10.0  # for a replaced process to end its stream
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 HELLO_FIRST = "hello, a member's first event"
 
@@ -25,6 +28,10 @@ class Session:
         """Which counts also if the stream ends before its turn comes."""
         self.overrun = False
         """It does not read: what it says does not count any more, so that others get its queues."""
+        self.fence: FencedMember | None = None
+        """It is of a process that a newer one has replaced."""
+        self.ended = False
+        """By the member, which begins nothing any more if it was fenced."""
         self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(
             OUTBOX_EVENTS_MAX
         )
@@ -43,14 +50,19 @@ class Session:
         if newer.incarnation == self.incarnation:
             self.tell(FencedMember("this member has come back over another stream"))
             return
-        self.tell(
-            FencedMember(
-                "this member is another process now, started later",
-                field="incarnation",
-                value=self.incarnation,
-                limit=newer.incarnation,
-            )
+        self.fence = FencedMember(
+            "this member is another process now, started later",
+            field="incarnation",
+            value=self.incarnation,
+            limit=newer.incarnation,
         )
+        self.tell(group_pb2.CoordinatorEvent(error=status.to_proto(self.fence)))
+
+    async def farewell(self) -> None:
+        """A process that is fenced has read that when it ends its stream."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await self.outbox.get()  # its end, or the broker's
 
 
 async def first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:
@@ -76,4 +88,7 @@ async def speak(session: Session, context: Any) -> None:
             raise event
         await context.write(event)
         if event.WhichOneof("event") == "error":
+            if session.fence is not None:
+                await session.farewell()
+                raise session.fence
             return

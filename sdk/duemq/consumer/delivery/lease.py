@@ -1,9 +1,9 @@
 """How long a member may take its queues for its own.  Pure, but for the clock that it is given.
 
 A coordinator gives the queues of a member that it has not heard of for a session timeout to
-others.  The member cannot see that happen: it may have been stopped (SIGSTOP, a frozen container, a
-laptop's lid), or cut off.  So it counts too, from the moment when it *sent* what the coordinator
-acknowledged: the coordinator counts from when that arrived, which is later.
+others.  The member cannot see that happen: it may have been stopped (SIGSTOP, a frozen container),
+or cut off.  So it counts too, from when it *sent* what the coordinator acknowledged: that one
+counts from when it arrived, which is later.
 
     sent ─────► heard by the coordinator ─────────────────────► its session timeout is over
       └───────── lease: LEASE_SHARE of it ──┘ over: before that
@@ -83,6 +83,10 @@ class Lease:
         self._begun = True
         self._hello_s = None
         self._heartbeats_s.clear()
+
+    def end(self) -> None:
+        """The member is fenced."""
+        self.until_s = -NEVER
 
     def sent(self) -> None:
         """Before a hello (the first after `begin`) or a heartbeat is written."""

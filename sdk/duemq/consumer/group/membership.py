@@ -244,6 +244,10 @@ class Membership:
             reading = self._read(stream, name, claimed=bool(owned))
             talking = self._talk(stream, name, owned)
             await streams.first_of(reading, talking, self._rejoin.wait())
+        except FencedMember:
+            if self._lease is not None:
+                self._lease.end()  # before the stream, whose end says so
+            raise
         finally:
             self._stream = None
             stream.cancel()

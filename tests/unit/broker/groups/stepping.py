@@ -21,9 +21,18 @@ class Step:
 class SteppingCoordinator(Coordinator):
     """See the module."""
 
-    def join(self, hello: Hello, now_ms: int, known_generation: int = 0) -> Step:
+    def join(
+        self,
+        hello: Hello,
+        now_ms: int,
+        known_generation: int = 0,
+        *,
+        replaces_connected: bool = False,
+    ) -> Step:
         """As `enter`; the member is always told its assignment."""
-        turned_out = self.enter(hello, now_ms, known_generation)
+        turned_out = self.enter(
+            hello, now_ms, known_generation, replaces_connected=replaces_connected
+        )
         return Step(turned_out, assignments=self._rebalance(now_ms))
 
     def released(
@@ -46,6 +55,13 @@ class SteppingCoordinator(Coordinator):
     def leave(self, group_name: str, member_id: str, now_ms: int) -> Step:
         """As `quit`."""
         self.quit(group_name, member_id, now_ms)
+        return Step(assignments=self._rebalance(now_ms))
+
+    def replaced_is_gone(
+        self, group_name: str, member_id: str, incarnation: int, now_ms: int
+    ) -> Step:
+        """As `gone`."""
+        self.gone(group_name, member_id, incarnation)
         return Step(assignments=self._rebalance(now_ms))
 
     def routes_changed(

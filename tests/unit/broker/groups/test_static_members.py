@@ -37,6 +37,42 @@ def test_a_new_process_of_a_static_member_gets_its_queues_under_a_new_generation
     assert coordinator.heartbeat("g", "s2", T0 + 5_000) == assignment.generation
 
 
+def test_queues_of_a_process_that_is_still_connected_wait_until_it_has_heard() -> None:
+    coordinator, generation = static_pair()
+    assignment = only(coordinator.join(static("s1", 11), T0 + 1_000, replaces_connected=True))
+    assert assignment.queues == ()
+    assert assignment.generation > generation
+    assert assignment.waits_ms == TIMEOUT_MS - 1_000
+    assert coordinator.replaced_is_gone("g", "s1", 9, T0 + 2_000).assignments == []
+    given = only(coordinator.replaced_is_gone("g", "s1", 10, T0 + 2_000))
+    assert (given.queues, given.generation) == (queues(0, 1), assignment.generation)
+    assert coordinator.replaced_is_gone("g", "s1", 10, T0 + 2_000).assignments == []
+
+
+def test_queues_of_a_process_that_does_not_hear_wait_for_the_end_of_its_session() -> None:
+    coordinator, _ = static_pair()
+    coordinator.join(static("s1", 11), T0 + 1_000, replaces_connected=True)
+    coordinator.heartbeat("g", "s1", T0 + TIMEOUT_MS - 1)
+    coordinator.heartbeat("g", "s2", T0 + TIMEOUT_MS - 1)
+    assert coordinator.next_ms() == T0 + TIMEOUT_MS
+    assert only(coordinator.tick(T0 + TIMEOUT_MS)).queues == queues(0, 1)
+
+
+def test_queues_of_a_replaced_process_outlive_the_one_that_replaced_it() -> None:
+    coordinator, _ = static_pair()
+    coordinator.join(static("s1", 11), T0 + 1_000, replaces_connected=True)
+    left = only(coordinator.leave("g", "s1", T0 + 2_000))
+    assert (left.member_id, left.queues) == ("s2", queues(2, 3))
+    coordinator.heartbeat("g", "s2", T0 + TIMEOUT_MS - 1)
+    assert only(coordinator.tick(T0 + TIMEOUT_MS)).queues == queues(0, 1, 2, 3)
+
+
+def test_nothing_waits_for_a_process_whose_session_is_over() -> None:
+    coordinator, _ = static_pair()
+    late = T0 + TIMEOUT_MS
+    assert only(coordinator.join(static("s1", 11), late, replaces_connected=True)).queues
+
+
 def test_an_older_process_of_a_static_member_is_fenced_for_good() -> None:
     coordinator, generation = static_pair()
     coordinator.join(static("s1", 11), T0)
