@@ -48,7 +48,7 @@ CALL_TIMEOUT_S = 5.0
 # thousands.  What is due so soon that it would be late it answers at once.
 LINGER_BELOW_BYTES = 32 * 1024
 LINGER_MS = 20
-# Between fetches that bring little, however soon it is due.
+# Between fetches that bring little, and that soon: for these a broker does not linger.
 PAUSE_S = 0.001
 SOON_MS = 250
 # A broker that is stopping answers waiting fetches at once, with nothing.
@@ -221,10 +221,12 @@ class TimerFetcher:
             soon = ingested.first_due_ms < time.time_ns() // 1_000_000 + SOON_MS
             early_s = asked_s + asked_to_linger_ms / 1000 - time.monotonic()
             self._early = early_s > 0 and not soon
-            # Once: something due soon is there, and not durable yet.  Again: the broker is of an
-            # older release, which does not linger.
-            pauses = self._early and early_before
-            await asyncio.sleep(max(PAUSE_S, early_s) if pauses else PAUSE_S)
+            # Once: something due soon is there, and was not durable in time.  Again: the broker is
+            # of an older release, which does not linger.
+            if soon:
+                await asyncio.sleep(PAUSE_S)
+            elif self._early and early_before:
+                await asyncio.sleep(early_s)
         return answer.next_offset
 
     async def _trace(self, data: bytes, began_ns: int) -> None:

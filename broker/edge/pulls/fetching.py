@@ -80,11 +80,19 @@ class FrameFetches:
         ).SerializeToString()
 
     async def _linger(self, parked: Parked, request: broker_pb2.FetchFramesRequest) -> None:
-        """Waits while more may come for the same answer, but not where it would be late."""
+        """Waits while more may come for the same answer, but not where it would be late.
+
+        What is due at once and not durable yet is to be in this answer: behind it, it is late.
+        """
         queue = self._store.queue(request.topic, request.queue_id)
         deadline_ms = self._now_ms() + request.linger_ms
+        soon_end = 0  # as first seen: more may come for ever
         with self._parking.linger(parked, queue.key, request.offset):
-            while queue.at_once_end <= request.offset and not self._parking.is_over(1, deadline_ms):
+            while not self._parking.is_over(1, deadline_ms):
+                if not soon_end and queue.at_once_end > request.offset:
+                    soon_end = queue.at_once_end
+                if soon_end and queue.max_offset >= soon_end:
+                    return
                 await self._parking.park(parked, (), deadline_ms)
 
     async def _frames(

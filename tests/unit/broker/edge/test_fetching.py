@@ -1,6 +1,7 @@
 """What a timer service fetches of a queue, while more comes to it."""
 
 import asyncio
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,29 @@ from duemq_server.serving.unsent import Unsent
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.store.test_store import NOW_MS, TIMED, opened, settle
+
+
+async def test_a_fetch_waits_for_what_is_due_at_once_and_not_durable_yet() -> None:
+    """Else it would be answered with the others, and that one a fetch later."""
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
+    store.create_topic("orders", 2)
+    store.send(batch([b"later"], queue_id=1, delays_ms=struct.pack("<q", 50_000)), NOW_MS)
+    settle(store)
+    soon = store.send(batch([b"soon"], queue_id=1, **TIMED), NOW_MS)
+    parking, unsent = Parking(lambda: NOW_MS), Unsent(1 << 20, 30)
+    store.on_visible = parking.appended
+    fetches = FrameFetches(store, parking, DiskReads(), lambda: NOW_MS, 7, unsent)
+    caller: Any = SimpleNamespace(peer=lambda: "t0", add_done_callback=lambda _: None)
+    request = broker_pb2.FetchFramesRequest(topic=TIMER_TOPIC, queue_id=0, offset=0, linger_ms=20)
+    fetching = asyncio.create_task(fetches.fetch(request, caller))
+    await asyncio.wait([fetching], timeout=0)  # it has begun
+    assert not fetching.done()
+    store.send(batch([b"soon, too"], queue_id=1, **TIMED), NOW_MS)
+    while store.log.write_pending():
+        pass
+    store.durable(soon.settled)  # and no further
+    answer = broker_pb2.FetchFramesResponse.FromString(await fetching)
+    assert answer.next_offset == 2
 
 
 @pytest.mark.parametrize("offset", [3, 4, 5, 6])
