@@ -86,6 +86,7 @@ class BrokerServicer:
         self, request: broker_pb2.CommitOffsetsRequest, _: Any
     ) -> broker_pb2.CommitOffsetsResponse:
         """Stores how far a group is."""
+        self._timers.check_meant(request.store_id)
         results = await self._offsets.commit(request.group, request.commits, request.timer_id)
         return broker_pb2.CommitOffsetsResponse(queues=results)
 

@@ -28,17 +28,21 @@ class TimerAdminServicer:
         self._store_id = store_id
         self._now_ms = now_ms
 
+    def check_meant(self, store_id: int) -> None:
+        """Raises Unavailable if another broker is meant, which was at this address; 0: any is."""
+        if store_id not in (0, self._store_id):
+            raise Unavailable(
+                f"store_id: this broker has {self._store_id:016x}, not {store_id:016x}",
+                field="store_id",
+                value=store_id,
+                limit=self._store_id,
+            )
+
     async def claim(
         self, request: broker_pb2.ClaimTimerQueuesRequest
     ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Queues for a service, durably.  Raises the errors of ClaimTimerQueues."""
-        if request.store_id not in (0, self._store_id):  # that one was at this address
-            raise Unavailable(
-                f"store_id: this broker has {self._store_id:016x}, not {request.store_id:016x}",
-                field="store_id",
-                value=request.store_id,
-                limit=self._store_id,
-            )
+        self.check_meant(request.store_id)
         asked = request.service
         service = Service(
             asked.id, asked.name, asked.shard, asked.shards, asked.key_shards, asked.empty

@@ -371,6 +371,22 @@ async def test_a_fetch_lingers_until_something_is_due_at_once(
     assert not broker._pulls._parking._lingering
 
 
+async def test_how_far_another_broker_was_taken_over_is_not_committed_here(client: Client) -> None:
+    """It was at this address: what is here and was not fetched would be let go of."""
+    fetch = await lingering(client, 0)
+    store_id = (await client.broker.FetchFrames(fetch)).store_id
+    commit = broker_pb2.OffsetCommit(topic="%TIMER%", queue_id=fetch.queue_id, offset=1)
+    request = broker_pb2.CommitOffsetsRequest(
+        group="%TIMER%", commits=[commit], timer_id=SERVICE_IDS_FROM, store_id=store_id + 1
+    )
+    with pytest.raises(Unavailable, match=rf"store_id: this broker has {store_id:016x}"):
+        await status.answer(client.broker.CommitOffsets(request))
+    for meant, stands in ((store_id, 1), (0, 1)):  # 0: of an older release
+        request.store_id = meant
+        [result] = (await status.answer(client.broker.CommitOffsets(request))).queues
+        assert (result.offset, result.HasField("error")) == (stands, False)
+
+
 async def test_a_fetch_does_not_linger_for_ever(client: Client) -> None:
     fetch = await lingering(client, 30)
     assert (await client.broker.FetchFrames(fetch)).next_offset == fetch.offset + 1

@@ -336,6 +336,7 @@ class BrokerLink:
                 for queue_id, offset in new.items()
             ],
             timer_id=self._shard.directory.producer_id,
+            store_id=self.broker.store_id,
         )
         call = self._broker_now().CommitOffsets(request, timeout=CALL_TIMEOUT_S)
         answer = await status.answer(call, self.broker.name)

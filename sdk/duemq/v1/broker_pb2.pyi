@@ -342,16 +342,18 @@ class AcquireQueuesResponse(_message.Message):
     def __init__(self, queues: _Optional[_Iterable[_Union[OffsetResult, _Mapping]]] = ...) -> None: ...
 
 class CommitOffsetsRequest(_message.Message):
-    __slots__ = ("group", "member_id", "commits", "timer_id")
+    __slots__ = ("group", "member_id", "commits", "timer_id", "store_id")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     group: str
     member_id: str
     commits: _containers.RepeatedCompositeFieldContainer[OffsetCommit]
     timer_id: int
-    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ..., timer_id: _Optional[int] = ...) -> None: ...
+    store_id: int
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ..., commits: _Optional[_Iterable[_Union[OffsetCommit, _Mapping]]] = ..., timer_id: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetsResponse(_message.Message):
     __slots__ = ("queues",)

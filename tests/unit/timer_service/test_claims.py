@@ -393,6 +393,7 @@ class Offsets:
         if self.gives_up:
             self.late += request.commits
             raise Unavailable("no answer")
+        assert request.store_id == 7  # of the broker that was asked, not of who has its address
         [commit] = request.commits
         return broker_pb2.CommitOffsetsResponse(queues=[self.put(commit)])
 
@@ -416,6 +417,7 @@ def committing(broker: Offsets, source: SimpleNamespace, epoch: int = 0) -> Link
     link, played = Link(Leaving()), cast(Any, broker)
     link._links.epoch = epoch  # type: ignore[misc]
     link._broker_now = lambda: played
+    link.broker = Broker("b", "127.0.0.1:1", store_id=7)
     numbers = SimpleNamespace(source=lambda _: source)
     shard = SimpleNamespace(
         directory=SimpleNamespace(producer_id=1), scheduler=SimpleNamespace(numbers=numbers)
