@@ -12,6 +12,7 @@ from duemq.administering.asking import Asker
 from duemq.protocol.route import RouteCache
 from duemq.v1 import admin_pb2
 from duemq_server.broker.process import Broker
+from duemq_server.local_cluster.layout import bind_port
 from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import Registry
@@ -83,7 +84,11 @@ class Cluster:
 
     async def silence_broker(self, name: str) -> None:
         """It takes no connection any more; the nameserver still lists it, and hears from it."""
-        await self.brokers[name].server._server.stop(0)
+        server = self.brokers[name].server
+        await server._server.stop(0)
+        # Else a server of another test may get it, and would be asked in its place.
+        held = bind_port(int(server.address.rpartition(":")[2]))
+        self._stack.callback(held.close)
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         config = admin_pb2.TopicConfig(name=topic, queues=queues)

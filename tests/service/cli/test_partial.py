@@ -85,7 +85,7 @@ async def test_what_is_known_is_printed_and_what_is_not_is_said(
     if known is not None:
         assert known in people.stdout
     programs = await run(cluster.nameserver, *command, "--json")
-    assert programs.exit_code == Exit.PARTIAL
+    assert programs.exit_code == Exit.PARTIAL, programs.stdout + programs.stderr
     *_, last = rows(programs)
     assert [each["broker"] for each in last["missing_brokers"]] == ["b1"]
 
