@@ -24,6 +24,7 @@ from duemq.errors import (
     FencedTimer,
     InvalidArgument,
     OffsetOutOfRange,
+    Overloaded,
     Unavailable,
 )
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
@@ -106,8 +107,7 @@ class TimerFetcher:
                 offset = await self._start()
                 while True:
                     offset = await self._fetch(offset)
-                    if self.doubted is None:  # where nobody may wait the first one is answered
-                        backoff.reset()
+                    backoff.reset()
                     self.problem, self.doubted = "", None
             except FencedTimer:
                 self._on_refused()
@@ -120,7 +120,9 @@ class TimerFetcher:
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
                 refused = isinstance(error, OffsetOutOfRange | InvalidArgument)
-                if self.doubted is None or not refused:  # it may be another one when it is back
+                if isinstance(error, Overloaded):  # it answers who does not wait, nor linger
+                    self._linger_ms = 0
+                elif self.doubted is None or not refused:  # it may be another one when it is back
                     self.doubted = self.claims
                 if refused:
                     self._on_refused()
