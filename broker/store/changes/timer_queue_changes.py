@@ -7,6 +7,7 @@ tells the outcome waits until the log is durable up to what is `settled`.
 import logging
 from collections.abc import Mapping, Sequence
 
+from duemq.errors import ReadOnly
 from duemq.protocol import checks, names
 from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import journal
@@ -63,9 +64,8 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     """What the owner has taken over of its queues, and this broker has not: from an older copy.
 
     Those offsets are never given to anything new, which the owner would take for the old.  If they
-    were, at this start or one before, `check_fetch` tells.  While the disk is full the next claim
-    does it.  A log with replicas is not from a copy that they have not, and what is left out they
-    would not hear of.
+    were, at this start or one before, `check_fetch` tells.  A log with replicas is not from a copy
+    that they have not, and what is left out they would not hear of.  Raises ReadOnly.
     """
     if isinstance(store.log, ReplicaLog):
         return
@@ -78,9 +78,8 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
                 continue
             try:
                 queue.skip_to(end)
-            except DiskFull as error:
-                log.warning("%s/%d goes on at %d later: %s", *queue.key, end, error)
-                continue
+            except DiskFull as error:  # who is answered takes it that this was done
+                raise ReadOnly(str(error)) from error
             store.timers_given[queue_id] = end
             log.error(
                 "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"

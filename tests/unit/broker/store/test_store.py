@@ -576,6 +576,24 @@ def test_offsets_that_were_given_a_second_time_already_are_left_for_the_service_
     assert store.queue(TIMER_TOPIC, 0).next_offset == 1
 
 
+def test_a_claim_is_not_answered_before_such_offsets_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service would take it that messages came under them already, and end the queue."""
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS)
+
+    def full(_: FixedIndex, number: int) -> None:
+        raise DiskFull(f"{number}: no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FixedIndex, "skip_to", full)
+        with pytest.raises(ReadOnly, match="no space left"):
+            timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    assert store.queue(TIMER_TOPIC, 0).next_offset == 7
+
+
 def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
     """What came under them is not lost because somebody tries that first."""
     disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
