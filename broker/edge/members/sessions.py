@@ -62,7 +62,8 @@ class Session:
         """A process that is fenced has read that when it ends its stream."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                await self.outbox.get()  # its end, or the broker's
+                while isinstance(await self.outbox.get(), group_pb2.CoordinatorEvent):
+                    pass  # it was on its way; what follows is its end, or the broker's
 
 
 async def first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:
