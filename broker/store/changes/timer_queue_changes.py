@@ -114,9 +114,9 @@ def _hand_over(
     told = []
     for queue_id in leaves:
         # What a copy of a data directory has not, although it was committed once, is fetched
-        # again.  Behind the end of a log that was cut the next owner would miss what comes.
+        # again.  What this data has given to nobody the next owner would miss, or be refused.
         end = ends.get(queue_id, store.tables.timers_taken_over(queue_id))
-        end = min(end, store.queue(names.TIMER_TOPIC, queue_id).max_offset)
+        end = min(end, store.timers_given.get(queue_id, 0))
         told.append((queue_id, max(end, store.timer_owners.begin_of(queue_id))))
     store.append(journal.TIMER_HANDED_OVER, [journal.timer_handed_over(service_id, told)])
     store.tables.hand_over_timers(service_id, told)

@@ -695,6 +695,7 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     settle(store)
     mine, its = sent.stored.queue_id, 1 - sent.stored.queue_id
+    timer_queue_changes.note_fetched(store, mine, 1)
     ends = {mine: 1, its: 7}  # more than there is
     now = dataclasses.replace(TIMERS, shard=its, shards=2, key_shards=1)
     decision, _ = timer_queue_changes.claim(store, now, [its], NOW_MS, ends)
@@ -778,6 +779,7 @@ def test_what_a_copy_of_a_data_directory_has_not_is_fetched_again() -> None:
     settle(store)
     timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine)
+    timer_queue_changes.note_fetched(store, mine, 2)
     offset_changes.put(store, TIMER_GROUP, [(key, Progress(2, 0))])
     now = dataclasses.replace(TIMERS, shard=1 - mine, shards=2, key_shards=1)
     timer_queue_changes.claim(store, now, [1 - mine], NOW_MS, {mine: 1})
@@ -815,6 +817,25 @@ def test_who_had_more_than_the_log_has_now_leaves_what_comes_next() -> None:
     now = dataclasses.replace(TIMERS, shards=2, key_shards=1)
     timer_queue_changes.claim(store, now, [0], NOW_MS, {1: 7})
     assert store.timer_owners.begin_of(1) == 0
+
+
+def test_nor_does_the_next_owner_miss_what_came_to_an_older_copy() -> None:
+    """Under offsets that the one before had taken over."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=2)
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
+    settle(store)
+    store = opened(disk.after_kill(), settings)
+    for _ in range(3):
+        sent = store.send(batch([b"b"], producer_id=5, queue_id=1, **TIMED), NOW_MS)
+    settle(store)
+    came = sent.stored.queue_id
+    now = dataclasses.replace(TIMERS, shard=1 - came, shards=2, key_shards=1)
+    timer_queue_changes.claim(store, now, [1 - came], NOW_MS, {came: 7})
+    begin = store.timer_owners.begin_of(came)
+    timer_queue_changes.check_fetch(store, came, begin)
+    assert begin == 0
 
 
 @pytest.mark.parametrize("known", [False, True])
