@@ -73,20 +73,19 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     for queue_id in filter(ends.__contains__, queues):
         queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends[queue_id]
         last = queue.next_offset
-        if end > last:
-            if last != unclaimed.get(queue_id):
-                continue
-            try:
-                queue.skip_to(end)
-            except DiskFull as error:  # who is answered takes it that this was done
-                raise ReadOnly(str(error)) from error
-            store.timers_given[queue_id] = end
-            log.error(
-                "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
-                " from an older copy; the queue goes on there",
-                *(*queue.key, last, end),
-            )
-        unclaimed.pop(queue_id, None)
+        if end <= last or last != unclaimed.get(queue_id):
+            continue
+        try:
+            queue.skip_to(end)
+        except DiskFull as error:  # who is answered takes it that this was done
+            raise ReadOnly(str(error)) from error
+        # It may have taken over more, which is not durable there yet.
+        store.timers_given[queue_id] = unclaimed[queue_id] = end
+        log.error(
+            "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
+            " from an older copy; the queue goes on there",
+            *(*queue.key, last, end),
+        )
 
 
 def check_fetch(store: Store, queue_id: int, offset: int) -> None:
