@@ -113,18 +113,20 @@ class TimerFetcher:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
-                level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
+                # Who waits, or lingers, is refused; what is there is answered, perhaps in a moment.
+                goes_on = isinstance(error, Overloaded) and self.doubted is None
+                self._linger_ms = 0
+                level = logging.DEBUG if backoff.attempts or goes_on else logging.WARNING
                 if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
                     level, self.problem = logging.ERROR, str(error)
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
                 refused = isinstance(error, OffsetOutOfRange | InvalidArgument)
-                if isinstance(error, Overloaded):  # it answers who does not wait, nor linger
-                    self._linger_ms = 0
-                elif self.doubted is None or not refused:  # it may be another one when it is back
+                # It may be another one when it is back.
+                if not goes_on and (self.doubted is None or not refused):
                     self.doubted = self.claims
-                if refused:
+                if refused and self.doubted is not None:
                     self._on_refused()
                     # Since the first refusal, and before this one, it heard what was taken over.
                     if claims > self.doubted and (why := await self._why_put_back(error)):
