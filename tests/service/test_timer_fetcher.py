@@ -174,10 +174,10 @@ async def test_a_broker_where_too_many_wait_is_asked_ever_less_often(
     assert slept[-1] == timer_fetcher.RETRY_S_MAX
 
 
-async def test_what_is_there_comes_and_is_committed_where_nobody_may_wait_any_more(
+async def test_what_was_taken_over_is_committed_where_nobody_may_wait_any_more(
     slept: list[float],
 ) -> None:
-    """Nor linger: who asks for that is refused, whatever is there."""
+    """That the broker refuses to wait is no sign that it is another one."""
     played: Any = Played(*[Came(1, LATER)] * 2)
     came, doubts = played.FetchFrames, list[int | None]()
 
@@ -185,7 +185,7 @@ async def test_what_is_there_comes_and_is_committed_where_nobody_may_wait_any_mo
         doubts.append(fetcher.doubted)
         if len(doubts) > 9:
             played.all_asked.set()
-        if request.linger_ms or (request.wait_ms and not played._answers):
+        if request.wait_ms and not played._answers:
             raise Overloaded("wait_ms: 20000 pulls wait")
         return await came(request, **options)
 

@@ -113,9 +113,8 @@ class TimerFetcher:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
-                # Who waits, or lingers, is refused; what is there is answered, perhaps in a moment.
+                # Nobody may wait; what is there is answered, perhaps in a moment.
                 goes_on = isinstance(error, Overloaded) and self.doubted is None
-                self._linger_ms = 0
                 level = logging.DEBUG if backoff.attempts or goes_on else logging.WARNING
                 if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
                     level, self.problem = logging.ERROR, str(error)
