@@ -58,7 +58,7 @@ class TimerOwners:
         self._refused: dict[int, tuple[Service, int]] = {}  # by queue
         self._awaited_ms: dict[int, int] = {}  # from when on those were missed that nobody has seen
         self.unclaimed: dict[int, int] = {}
-        """By queue: where it ended at the first start since which no owner said how far it is."""
+        """By queue, until it is fetched from: where it ended at a start, or goes on by a claim."""
 
     # -- questions --------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class Tables:
         return {queue.queue_id: queue.next_offset for queue in queues}
 
     def note_timer_ends(self) -> None:
-        """At a start: where queues of %TIMER% end, or did at one before, if none was claimed since.
+        """At a start: where queues of %TIMER% end, or did at one before, if nobody fetched since.
 
         In checkpoints, too: what came since a start with an older copy is so at the next one.
         """

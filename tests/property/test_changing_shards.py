@@ -102,6 +102,8 @@ class OneShard:
             if offset >= queue.max_offset:
                 return
             found = reader.read_frames(store.log, queue, offset, FETCH_BYTES)
+            timer_queue_changes.check_fetch(store, queue_id, offset)
+            timer_queue_changes.note_fetched(store, queue_id, found.next_offset)
             data = b"".join(found.slices)
             self.directory.scheduler.ingest(
                 SourceId(STORE_ID, queue_id), BROKER, data, NOW_MS, offset, begin

@@ -176,6 +176,29 @@ async def test_a_broker_where_too_many_wait_is_asked_ever_less_often(
     assert slept[-1] == timer_fetcher.RETRY_S_MAX
 
 
+async def test_what_was_taken_over_is_committed_where_nobody_may_wait_any_more(
+    slept: list[float],
+) -> None:
+    """That the broker refuses to wait is no sign that it is another one."""
+    played: Any = Played(*[Came(1, LATER)] * 2)
+    came, doubts = played.FetchFrames, list[int | None]()
+
+    async def full(request: broker_pb2.FetchFramesRequest, **options: object) -> object:
+        doubts.append(fetcher.doubted)
+        if len(doubts) > 9:
+            played.all_asked.set()
+        if request.wait_ms and not played._answers:
+            raise Overloaded("wait_ms: 20000 pulls wait")
+        return await came(request, **options)
+
+    played.FetchFrames = full
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
+    await played.all_asked.wait()
+    await fetcher.stop()
+    assert not played._answers
+    assert doubts[1:] == [None] * 9
+
+
 @pytest.mark.parametrize(("topic", "untraced"), [("orders", True), ("%RETRY%g", False)])
 async def test_what_has_no_span_is_not_waited_for_where_others_are_traced(
     slept: list[float], monkeypatch: pytest.MonkeyPatch, topic: str, untraced: bool

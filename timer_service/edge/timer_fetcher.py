@@ -24,6 +24,7 @@ from duemq.errors import (
     FencedTimer,
     InvalidArgument,
     OffsetOutOfRange,
+    Overloaded,
     Unavailable,
 )
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
@@ -106,23 +107,25 @@ class TimerFetcher:
                 offset = await self._start()
                 while True:
                     offset = await self._fetch(offset)
-                    if self.doubted is None:  # where nobody may wait the first one is answered
-                        backoff.reset()
+                    backoff.reset()
                     self.problem, self.doubted = "", None
             except FencedTimer:
                 self._on_refused()
                 await asyncio.sleep(backoff.next_s())
             except DuemqError as error:
-                level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
+                # Nobody may wait; what is there is answered, perhaps in a moment.
+                goes_on = isinstance(error, Overloaded) and self.doubted is None
+                level = logging.DEBUG if backoff.attempts or goes_on else logging.WARNING
                 if isinstance(error, Corrupt | OffsetOutOfRange | InvalidArgument):
                     level, self.problem = logging.ERROR, str(error)
                 log.log(
                     level, "%s, %s/%d: %s", self._broker, TIMER_TOPIC, self.source.queue_id, error
                 )
                 refused = isinstance(error, OffsetOutOfRange | InvalidArgument)
-                if self.doubted is None or not refused:  # it may be another one when it is back
+                # It may be another one when it is back.
+                if not goes_on and (self.doubted is None or not refused):
                     self.doubted = self.claims
-                if refused:
+                if refused and self.doubted is not None:
                     self._on_refused()
                     # Since the first refusal, and before this one, it heard what was taken over.
                     if claims > self.doubted and (why := await self._why_put_back(error)):

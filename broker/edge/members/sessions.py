@@ -10,11 +10,13 @@ from typing import Any
 
 from duemq.errors import FencedMember, InvalidArgument, Overloaded
 from duemq.protocol import checks
+from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX
 from duemq.transport import status
 from duemq.v1 import group_pb2
 
 HELLO_TIMEOUT_S = 10.0
-FAREWELL_S = 10.0  # for a replaced process to end its stream
+# For a replaced process to end its stream: no session is longer, which others wait for else.
+FAREWELL_S = SESSION_TIMEOUT_MS_MAX / 1000
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 HELLO_FIRST = "hello, a member's first event"
 
@@ -62,7 +64,8 @@ class Session:
         """A process that is fenced has read that when it ends its stream."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                await self.outbox.get()  # its end, or the broker's
+                while isinstance(await self.outbox.get(), group_pb2.CoordinatorEvent):
+                    pass  # it was on its way; what follows is its end, or the broker's
 
 
 async def first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:

@@ -1,9 +1,11 @@
 """FetchFrames: whole frames of one queue, for those who keep or process all of it."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+from duemq.errors import Overloaded
 from duemq.protocol import checks, names
 from duemq.protocol.limits import PULL_BYTES_MAX, PULL_WAIT_MS_MAX
 from duemq.v1 import broker_pb2
@@ -83,11 +85,12 @@ class FrameFetches:
         """Waits while more may come for the same answer, but not where it would be late.
 
         What is due at once and not durable yet is to be in this answer: behind it, it is late.
+        Where too many wait, what is there is answered.
         """
         queue = self._store.queue(request.topic, request.queue_id)
         deadline_ms = self._now_ms() + request.linger_ms
         soon_end = 0  # as first seen: more may come for ever
-        with self._parking.linger(parked, queue.key, request.offset):
+        with suppress(Overloaded), self._parking.linger(parked, queue.key, request.offset):
             while not self._parking.is_over(1, deadline_ms):
                 if not soon_end and queue.at_once_end > request.offset:
                     soon_end = queue.at_once_end

@@ -7,6 +7,7 @@ tells the outcome waits until the log is durable up to what is `settled`.
 import logging
 from collections.abc import Mapping, Sequence
 
+from duemq.errors import ReadOnly
 from duemq.protocol import checks, names
 from duemq_server.broker.records.timer_claims import Decision, Service
 from duemq_server.broker.store import journal
@@ -63,9 +64,8 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     """What the owner has taken over of its queues, and this broker has not: from an older copy.
 
     Those offsets are never given to anything new, which the owner would take for the old.  If they
-    were, at this start or one before, `check_fetch` tells.  While the disk is full the next claim
-    does it.  A log with replicas is not from a copy that they have not, and what is left out they
-    would not hear of.
+    were, at this start or one before, `check_fetch` tells.  A log with replicas is not from a copy
+    that they have not, and what is left out they would not hear of.  Raises ReadOnly.
     """
     if isinstance(store.log, ReplicaLog):
         return
@@ -73,21 +73,19 @@ def _leave_out(store: Store, queues: Sequence[int], ends: Mapping[int, int]) -> 
     for queue_id in filter(ends.__contains__, queues):
         queue, end = store.queue(names.TIMER_TOPIC, queue_id), ends[queue_id]
         last = queue.next_offset
-        if end > last:
-            if last != unclaimed.get(queue_id):
-                continue
-            try:
-                queue.skip_to(end)
-            except DiskFull as error:
-                log.warning("%s/%d goes on at %d later: %s", *queue.key, end, error)
-                continue
-            store.timers_given[queue_id] = end
-            log.error(
-                "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
-                " from an older copy; the queue goes on there",
-                *(*queue.key, last, end),
-            )
-        unclaimed.pop(queue_id, None)
+        if end <= last or last != unclaimed.get(queue_id):
+            continue
+        try:
+            queue.skip_to(end)
+        except DiskFull as error:  # who is answered takes it that this was done
+            raise ReadOnly(str(error)) from error
+        # It may have taken over more, which is not durable there yet.
+        store.timers_given[queue_id] = unclaimed[queue_id] = end
+        log.error(
+            "%s/%d ended at %d here, its timer service has taken it over up to %d: this data is"
+            " from an older copy; the queue goes on there",
+            *(*queue.key, last, end),
+        )
 
 
 def check_fetch(store: Store, queue_id: int, offset: int) -> None:
@@ -115,9 +113,9 @@ def _hand_over(
     told = []
     for queue_id in leaves:
         # What a copy of a data directory has not, although it was committed once, is fetched
-        # again.  Behind the end of a log that was cut the next owner would miss what comes.
+        # again.  What this data has given to nobody the next owner would miss, or be refused.
         end = ends.get(queue_id, store.tables.timers_taken_over(queue_id))
-        end = min(end, store.queue(names.TIMER_TOPIC, queue_id).max_offset)
+        end = min(end, store.timers_given.get(queue_id, 0))
         told.append((queue_id, max(end, store.timer_owners.begin_of(queue_id))))
     store.append(journal.TIMER_HANDED_OVER, [journal.timer_handed_over(service_id, told)])
     store.tables.hand_over_timers(service_id, told)

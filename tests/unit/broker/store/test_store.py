@@ -549,7 +549,7 @@ def test_offsets_that_a_timer_service_has_taken_over_are_not_given_again(
     settle(store)
     disk = disk.after_kill()
     store = opened(disk, settings)
-    for end in (7, 7, 5):
+    for end in (5, 7, 7, 5):  # the rest was not durable there at first
         timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: end})
     if saved:
         save(store, disk)
@@ -576,6 +576,24 @@ def test_offsets_that_were_given_a_second_time_already_are_left_for_the_service_
     assert store.queue(TIMER_TOPIC, 0).next_offset == 1
 
 
+def test_a_claim_is_not_answered_before_such_offsets_can_be_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service would take it that messages came under them already, and end the queue."""
+    store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS)
+
+    def full(_: FixedIndex, number: int) -> None:
+        raise DiskFull(f"{number}: no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FixedIndex, "skip_to", full)
+        with pytest.raises(ReadOnly, match="no space left"):
+            timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    assert store.queue(TIMER_TOPIC, 0).next_offset == 7
+
+
 def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
     """What came under them is not lost because somebody tries that first."""
     disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
@@ -594,7 +612,7 @@ def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
         save(store, disk)
         assert store.queue(TIMER_TOPIC, 0).next_offset == 1
     # It has taken over what is here, as of another store: from then on what is here is known to it.
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 1})
+    timer_queue_changes.note_fetched(store, 0, 1)
     save(store, disk)
     store = opened(disk.after_kill(), settings)
     timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
@@ -677,6 +695,7 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     settle(store)
     mine, its = sent.stored.queue_id, 1 - sent.stored.queue_id
+    timer_queue_changes.note_fetched(store, mine, 1)
     ends = {mine: 1, its: 7}  # more than there is
     now = dataclasses.replace(TIMERS, shard=its, shards=2, key_shards=1)
     decision, _ = timer_queue_changes.claim(store, now, [its], NOW_MS, ends)
@@ -760,6 +779,7 @@ def test_what_a_copy_of_a_data_directory_has_not_is_fetched_again() -> None:
     settle(store)
     timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
     key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine)
+    timer_queue_changes.note_fetched(store, mine, 2)
     offset_changes.put(store, TIMER_GROUP, [(key, Progress(2, 0))])
     now = dataclasses.replace(TIMERS, shard=1 - mine, shards=2, key_shards=1)
     timer_queue_changes.claim(store, now, [1 - mine], NOW_MS, {mine: 1})
@@ -797,6 +817,25 @@ def test_who_had_more_than_the_log_has_now_leaves_what_comes_next() -> None:
     now = dataclasses.replace(TIMERS, shards=2, key_shards=1)
     timer_queue_changes.claim(store, now, [0], NOW_MS, {1: 7})
     assert store.timer_owners.begin_of(1) == 0
+
+
+def test_nor_does_the_next_owner_miss_what_came_to_an_older_copy() -> None:
+    """Under offsets that the one before had taken over."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=2)
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
+    settle(store)
+    store = opened(disk.after_kill(), settings)
+    for _ in range(3):
+        sent = store.send(batch([b"b"], producer_id=5, queue_id=1, **TIMED), NOW_MS)
+    settle(store)
+    came = sent.stored.queue_id
+    now = dataclasses.replace(TIMERS, shard=1 - came, shards=2, key_shards=1)
+    timer_queue_changes.claim(store, now, [1 - came], NOW_MS, {came: 7})
+    begin = store.timer_owners.begin_of(came)
+    timer_queue_changes.check_fetch(store, came, begin)
+    assert begin == 0
 
 
 @pytest.mark.parametrize("known", [False, True])
