@@ -173,7 +173,9 @@ class CoordinatorServicer:
             hello,
             self._clock(),
             known_generation,
-            replaces_connected=before is not None and before.incarnation < hello.incarnation,
+            replaces_connected=before is not None
+            and not before.ended
+            and before.incarnation < hello.incarnation,
         )
         if before is not None:
             before.replace(session)

@@ -23,6 +23,7 @@ from duemq.v1 import (
     nameserver_pb2,
     timer_pb2,
 )
+from duemq_server.local_cluster.layout import bind_port
 from tests.service.fake_keys import FakeKeys
 from tests.service.playing import play
 
@@ -52,7 +53,9 @@ class FakeBroker:
     def __init__(self, cluster: "FakeCluster", name: str) -> None:
         self.cluster = cluster
         self.name = name
-        self.address = ""
+        self.held = bind_port(0)
+        """Its port: while it is stopped, nobody else gets that."""
+        self.address = f"127.0.0.1:{self.held.getsockname()[1]}"
         self.store_id = 7_000 + len(cluster.brokers)
         self.topics: dict[str, int] = {}
         self.stored: dict[tuple[str, int], list[bytes]] = {}
@@ -79,8 +82,7 @@ class FakeBroker:
     async def start(self) -> None:
         self._server = grpc.aio.server(options=LIMITS)
         play(self, self._server, broker_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = self.address or f"127.0.0.1:{port}"
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -244,7 +246,9 @@ class FakeTimer:
 
     def __init__(self, shard: int, shards: int) -> None:
         self.shard, self.shards = shard, shards
-        self.address = ""
+        self.held = bind_port(0)
+        """Its port: while it is stopped, nobody else gets that."""
+        self.address = f"127.0.0.1:{self.held.getsockname()[1]}"
         self.pending: set[int] = set()
         """Offsets."""
         self.not_yet = 0
@@ -259,8 +263,7 @@ class FakeTimer:
     async def start(self) -> None:
         self._server = grpc.aio.server()
         play(self, self._server, timer_pb2.DESCRIPTOR)
-        port = self._server.add_insecure_port(self.address or "127.0.0.1:0")
-        self.address = f"127.0.0.1:{port}"
+        self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:
@@ -334,6 +337,7 @@ class FakeCluster:
     async def stop(self) -> None:
         for server in [*self.brokers.values(), *self.timers]:
             await server.stop()
+            server.held.close()
         await self.stop_nameserver()
         # A server object collected after its loop has closed complains: collect it now.
         gc.collect()

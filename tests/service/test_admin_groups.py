@@ -190,7 +190,7 @@ async def test_a_group_is_joined_from_coordinator_and_brokers(cluster, topic, ad
 async def test_a_broker_that_is_away_is_named(cluster, topic, impatient) -> None:
     await consumed(cluster, topic, impatient)
     # It vanishes without a word: the nameserver still lists it.
-    await cluster.brokers["b1"].server.stop()
+    await cluster.silence_broker("b1")
     # Side by side: each asks b1 until its time is over.
     found, described = await asyncio.gather(
         impatient.describe_group(GROUP), impatient.describe_topic(topic)

@@ -107,7 +107,7 @@ async def test_a_look_up_goes_on_over_many_steps(topic, admin, cluster, monkeypa
 async def test_a_broker_that_is_away_is_named(topic, impatient, cluster) -> None:
     for broker in BROKERS:
         await cluster.send(topic, [b"a"], broker=broker)
-    await cluster.brokers["b1"].server.stop()
+    await cluster.silence_broker("b1")
     found = await impatient.find_messages(topic)
     assert [message.broker for message in found.messages] == ["b0"]
     assert [each.name for each in found.missing] == ["b1"]
