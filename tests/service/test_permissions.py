@@ -17,6 +17,7 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport import channel
 from duemq.v1 import admin_pb2, broker_pb2
+from duemq_server.serving.permissions.rights import parse
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.played_timer import claim_queues
 from tests.service.running_broker import Client, batch, running_broker
@@ -232,6 +233,24 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
             batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1)
         )
         assert not fired.duplicate
+
+
+async def test_what_falls_due_as_the_file_is_mended_is_no_dead_letter(tmp_path, guarded):
+    async with running_broker(tmp_path / "b", **guarded.settings) as (broker, cluster):
+        await cluster.send(batch("orders", [b"1"]))
+        await claim_queues(cluster)
+        permissions = broker.server._permissions
+        assert permissions is not None
+        mended = permissions.policy()
+        looks = iter([parse(ALLOWED.replace('"cluster"', '"another"'))])
+        permissions.policy = lambda: next(looks, mended)
+        due = batch("orders", [b"2"], producer_id=SERVICE_IDS_FROM, sequence=1)
+        with pytest.raises(PermissionDenied, match="cluster may not be a part of the cluster"):
+            await cluster.send(due)
+        [fired] = await cluster.send(due)
+        assert not fired.duplicate
+        described = await cluster.admin.ListTopics(admin_pb2.ListTopicsRequest(system=True))
+        assert "%DLQ%%TIMER%" not in {each.name for each in described.topics}
 
 
 async def test_who_may_not_see_a_topic_does_not_hear_how_much_it_holds(tmp_path, guarded):
