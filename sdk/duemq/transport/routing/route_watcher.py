@@ -1,9 +1,8 @@
 """Keeps a route cache up to date from all nameservers.
 
 A task a nameserver holds one WatchRoutes stream; when that breaks, or the nameserver is not ready,
-it tries again, after a jittered wait.  What they say is merged (route_views): one that is cut off
-from a broker hides nothing that another one knows.  Without any nameserver the cache keeps what
-it knew.
+it tries again, after a jittered wait.  What they say is merged (route_views).  Without any
+nameserver the cache keeps what it knew.
 """
 
 import asyncio
