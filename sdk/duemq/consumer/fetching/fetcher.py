@@ -170,7 +170,7 @@ class Fetcher:
         stream: Stream = call()
         self._wake.set()
         try:
-            await streams.first_of(self._ask(stream), self._take(stream, backoff), self._watch())
+            await streams.first_of(self._take(stream, backoff), self._ask(stream), self._watch())
         finally:
             stream.cancel()
             for request in self._open.values():
