@@ -22,9 +22,7 @@ STORED = Message(
 def messages(monkeypatch):
     """Of a client that may read `orders`; another group has sent the message back."""
     topics = [admin_pb2.TopicConfig(name=name) for name in ("orders", THEIRS)]
-    delivery = message_admin_pb2.GroupDelivery(
-        group="theirs", state=message_admin_pb2.SENT_BACK
-    )
+    delivery = message_admin_pb2.GroupDelivery(group="theirs", state=message_admin_pb2.SENT_BACK)
 
     async def find(asker, request, *_, **__):
         if request.topic != "orders":

@@ -14,7 +14,6 @@ from duemq.transport import channel, cluster_client
 from duemq.transport.cluster_client import Client
 from duemq.transport.routing.diagnosis import Finding
 
-
 SOON = ClientSettings(connect_timeout_s=0.1)
 
 
