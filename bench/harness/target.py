@@ -109,7 +109,8 @@ def _remove(nameserver: str, topics: Sequence[str], tell_left: Callable[[str], N
 
 def _remove_one(admin: Admin, topic: str) -> None:
     """With its delayed messages, which would wait for it for ever, and the group that read it."""
-    if _count(admin, topic, "accepted"):
+    # Of what waits at brokers nobody knows whose it is.
+    if _count(admin, topic, "accepted") or any(each.waiting for each in admin.timer_owners()):
         _wait_taken_over(admin)
         if _count(admin, topic, "pending"):
             admin.cancel_pending(topic)

@@ -105,6 +105,8 @@ class OffsetRequests:
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(request.group, ref.topic, ref.queue_id)
         try:
+            if (access := ACCESS.get()) is not None:
+                access.check((Need(Action.RECEIVE, ref.topic),))
             if self._broker and ref.broker not in ("", self._broker):  # it was at this address
                 raise Unavailable(
                     f"broker: this is {self._broker}", field="broker", value=ref.broker

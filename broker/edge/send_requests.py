@@ -183,6 +183,9 @@ class SendRequests:
             checked = self._refused(received)
         if (access := ACCESS.get()) is not None:
             for index, batch in enumerate(received):
+                # Due messages that are refused become dead letters: who sends them is asked below.
+                if batch.producer_id >= SERVICE_IDS_FROM:
+                    continue
                 if (denied := access.refusal(Need(Action.SEND, batch.topic))) is not None:
                     checked[index] = denied
         await self._gate.hold([batch.not_before_ms for batch in received])
@@ -194,7 +197,7 @@ class SendRequests:
                 due_ms = self._gate.due_ms(batch.not_before_ms)
                 try:
                     if access is not None and batch.producer_id >= SERVICE_IDS_FROM:
-                        access.check(_OF_SERVICES)  # they are stored whatever is said of them
+                        access.check(_OF_SERVICES)
                     _check_time(batch, due_ms)
                     accepted = self._store.send(batch, now_ms, checked.get(index), due_ms)
                 except DuemqError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
@@ -74,7 +74,7 @@ class BatchFailed(Exception):
         return BatchFailed, (self.failures,)
 
 
-def _checked(failures: Mapping[Message, BaseException]) -> dict[Message, BaseException]:
+def _checked(failures: Any) -> dict[Message, BaseException]:
     if not isinstance(failures, Mapping):
         raise _no_failures(type(failures).__name__)
     for error in failures.values():
@@ -117,16 +117,17 @@ class Failed:
 
 def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Failed]:
     """What is not done of the messages that the callback was given, in their order."""
-    # An application's own kind may not have called __init__.
-    if not (
-        isinstance(error, BatchFailed) and isinstance(getattr(error, "failures", None), Mapping)
-    ):
+    if not isinstance(error, BatchFailed):
+        return [Failed(0, len(messages), error)]
+    try:
+        errors = _checked(getattr(error, "failures", None))
+    except InvalidArgument:  # an application's own kind may not have called __init__
         return [Failed(0, len(messages), error)]
     places = {message: index for index, message in enumerate(messages)}
-    for named in error.failures:
+    for named in errors:
         if named not in places:
             return [Failed(0, len(messages), _not_in_the_batch(named, error))]
-    failures = [Failed(places[message], 1, each) for message, each in error.failures.items()]
+    failures = [Failed(places[message], 1, each) for message, each in errors.items()]
     return sorted(failures, key=lambda failed: failed.index)
 
 

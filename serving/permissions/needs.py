@@ -45,7 +45,7 @@ def _send(_: object) -> None:
 
 
 def _pull(request: Any) -> Iterable[Need]:
-    """And of each queue: as `_send`."""
+    """And of each queue, as of those that are taken over or committed: as `_send`."""
     return (Need(Action.JOIN, request.group),) if request.group else _KNOW
 
 
@@ -65,12 +65,6 @@ def _offsets(request: Any) -> Iterable[Need]:
 def _reset(request: Any) -> Iterable[Need]:
     """Who reads from a time on has its offsets told so."""
     return _receive(request) if request.dry_run else _ADMINISTER
-
-
-def _acquire(request: Any) -> Iterator[Need]:
-    yield Need(Action.JOIN, request.group)
-    for queue in request.queues:
-        yield Need(Action.RECEIVE, queue.topic)
 
 
 def _commit(request: Any) -> Iterable[Need]:
@@ -168,7 +162,7 @@ METHODS: dict[tuple[str, str], Needs] = {
     ("Broker", "PullStream"): _pull,
     ("Broker", "FetchFrames"): _fetch,
     ("Broker", "ClaimTimerQueues"): _serve,
-    ("Broker", "AcquireQueues"): _acquire,
+    ("Broker", "AcquireQueues"): _in_group,
     ("Broker", "CommitOffsets"): _commit,
     ("Broker", "GetOffsets"): _offsets,
     ("Broker", "SendBack"): _send_back,

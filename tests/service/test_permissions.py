@@ -16,7 +16,8 @@ from duemq.errors import PermissionDenied
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport import channel
-from duemq.v1 import admin_pb2, broker_pb2
+from duemq.v1 import admin_pb2, broker_pb2, message_pb2
+from duemq_server.serving.permissions.rights import parse
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.played_timer import claim_queues
 from tests.service.running_broker import Client, batch, running_broker
@@ -234,6 +235,24 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
         assert not fired.duplicate
 
 
+async def test_what_falls_due_as_the_file_is_mended_is_no_dead_letter(tmp_path, guarded):
+    async with running_broker(tmp_path / "b", **guarded.settings) as (broker, cluster):
+        await cluster.send(batch("orders", [b"1"]))
+        await claim_queues(cluster)
+        permissions = broker.server._permissions
+        assert permissions is not None
+        mended = permissions.policy()
+        looks = iter([parse(ALLOWED.replace('"cluster"', '"another"'))])
+        permissions.policy = lambda: next(looks, mended)
+        due = batch("orders", [b"2"], producer_id=SERVICE_IDS_FROM, sequence=1)
+        with pytest.raises(PermissionDenied, match="cluster may not be a part of the cluster"):
+            await cluster.send(due)
+        [fired] = await cluster.send(due)
+        assert not fired.duplicate
+        described = await cluster.admin.ListTopics(admin_pb2.ListTopicsRequest(system=True))
+        assert "%DLQ%%TIMER%" not in {each.name for each in described.topics}
+
+
 async def test_who_may_not_see_a_topic_does_not_hear_how_much_it_holds(tmp_path, guarded):
     async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
         await cluster.send(batch("payments", [b"1", b"2"]))
@@ -246,6 +265,20 @@ async def test_who_may_not_see_a_topic_does_not_hear_how_much_it_holds(tmp_path,
                 answer.error.message == "permissions: billing may not receive from topic payments"
             )
             assert (answer.min_offset, answer.max_offset) == (0, 0)
+
+
+async def test_a_queue_that_one_may_not_read_keeps_no_other_from_being_taken_over(
+    tmp_path, guarded
+):
+    """A broker may have read the new file later than the one that took the member in."""
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("orders", [b"1"]), batch("payments", [b"2"]))
+        queues = [message_pb2.QueueRef(topic=name) for name in ("orders", "payments")]
+        request = broker_pb2.AcquireQueuesRequest(group="billing", generation=1, queues=queues)
+        orders, payments = (await billing.broker.AcquireQueues(request)).queues
+        assert (orders.max_offset, orders.HasField("error")) == (1, False)
+        assert payments.error.message == "permissions: billing may not receive from topic payments"
+        assert (payments.min_offset, payments.max_offset) == (0, 0)
 
 
 async def test_a_standing_pull_ends_with_the_group(tmp_path, guarded):

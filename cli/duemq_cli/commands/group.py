@@ -59,9 +59,10 @@ def group() -> None:
 def list_groups(session: Session, /, system: bool, no_lag: bool) -> Exit:
     """List all groups, and how far they are behind.
 
-    `lag` counts messages, `age` is how long the oldest of them has waited.  The exit code is 5 if a
-    broker is away: what it knows is not in there.  With --json: group, members, generation,
-    coordinator, lag, lag_ms; and {missing_brokers}.
+    `lag` counts messages, `age` is how long the oldest of them has waited; of groups that you may
+    not consume in neither is told.  The exit code is 5 if a broker is away: what it knows is not in
+    there.  With --json: group, members, generation, coordinator, lag, lag_ms; and
+    {missing_brokers}.
     """
     with session.admin() as admin:
         found, missing = known(lambda: admin.groups(lag=not no_lag))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Answers, Asking, refuse_missing
 from duemq.descriptions import GroupDescription, GroupSummary, MemberDescription, Progress
-from duemq.errors import GroupNotFound, InvalidArgument, MissingBroker
+from duemq.errors import GroupNotFound, InvalidArgument, MissingBroker, PermissionDenied
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
 from duemq.transport import retry_policies
 from duemq.v1 import group_admin_pb2, group_pb2, stubs
@@ -56,7 +56,10 @@ class Groups(Asking):
 
         async def with_lag(group: GroupSummary) -> GroupSummary:
             async with free:
-                progress = await self._progress_of(group.name, SHOWN_WITHOUT_TIMEOUT_S)
+                try:
+                    progress = await self._progress_of(group.name, SHOWN_WITHOUT_TIMEOUT_S)
+                except PermissionDenied:
+                    return group
             missing.update((each.name, each) for each in progress.missing)
             queues = [q for answer in progress.by_broker.values() for q in answer.queues]
             return replace(

@@ -21,6 +21,7 @@ from duemq.descriptions import (
 from duemq.errors import (
     MissingBroker,
     OffsetOutOfRange,
+    PermissionDenied,
     QueueNotFound,
     TopicNotFound,
 )
@@ -28,7 +29,7 @@ from duemq.message import Message
 from duemq.protocol import checks, moments
 from duemq.protocol.limits import OFFSET_MAX, QUEUE_ID_MAX
 from duemq.protocol.moments import Moment
-from duemq.protocol.names import TIMER_TOPIC, group_of, is_retry
+from duemq.protocol.names import TIMER_TOPIC, group_of, is_retry, is_system
 from duemq.settings import TIMEOUT_S
 from duemq.v1 import admin_pb2, message_admin_pb2, stubs
 
@@ -110,7 +111,8 @@ class Messages(Asking):
         """The life of a message: where it lies, what each group has made of it, its retries.
 
         `since`: it was not sent before; spares reading older logs.  Brokers that do not answer, or
-        not to the end within `timeout_s` a look-up, are in `missing`.  Raises InvalidArgument.
+        not to the end within `timeout_s` a look-up, are in `missing`, and topics of the system that
+        this client may not read.  Raises InvalidArgument.
         """
         checks.filled("message_id", message_id)
         checks.number("timeout_s", timeout_s, 0, TIMEOUT_S[1])
@@ -162,13 +164,19 @@ class Messages(Asking):
         missing: list[MissingBroker],
         brokers: list[str] | None = None,
     ) -> list[Message]:
-        """None where nobody serves the topic (any more)."""
+        """None where nobody serves the topic (any more); of a system's one, where it is denied."""
         request = message_admin_pb2.FindMessagesRequest(
             topic=topic, message_id=message_id, from_ms=from_ms
         )
-        found = await finding.find(
-            self._asker, request, limit, brokers=brokers, timeout_s=timeout_s
-        )
+        try:
+            found = await finding.find(
+                self._asker, request, limit, brokers=brokers, timeout_s=timeout_s
+            )
+        except PermissionDenied as error:
+            if not is_system(topic):
+                raise
+            missing.append(MissingBroker(topic, str(error)))
+            return []
         missing += found.missing
         return found.messages
 
@@ -213,17 +221,9 @@ class Messages(Asking):
                     served[config.name].append(broker)
         copies: list[Message] = []
         for topic, brokers in sorted(served.items()):
-            found = await finding.find(
-                self._asker,
-                message_admin_pb2.FindMessagesRequest(
-                    topic=topic, message_id=message_id, from_ms=from_ms
-                ),
-                COPIES_MAX,
-                brokers=brokers,
-                timeout_s=timeout_s,
+            copies += await self._by_id(
+                topic, message_id, from_ms, COPIES_MAX, timeout_s, missing, brokers
             )
-            missing += found.missing
-            copies += found.messages
         returning = {
             broker
             for topic, brokers in served.items()

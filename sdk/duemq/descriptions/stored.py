@@ -87,7 +87,7 @@ class GroupSummary:
     coordinator: str | None
     """The broker that shares its queues out; None: nobody now."""
     lag: int | None = None
-    """Messages not consumed yet, of all queues with an offset; None: not asked for."""
+    """Messages not consumed yet, of all queues with an offset; None: not asked for, or denied."""
     lag_ms: int | None = None
     """How long the oldest of them has been stored."""
 

@@ -1,8 +1,7 @@
 """Who serves which topic, as a client knows it.  Pure; owned by the task that applies updates.
 
-The cache outlives its nameservers: nothing in it expires by time.  It changes only by an update
-that a nameserver pushed, so that with every nameserver gone, producers and consumers work on with
-the brokers that they knew.
+The cache outlives its nameservers: it changes only by an update that one of them pushed, so that
+with all of them gone producers and consumers work on.
 
 Nameservers forget a broker that is away.  The cache remembers what it served, for `keyed` only: an
 ordering key must not move to another queue because a broker restarts.  One that an operator gave up

@@ -1,8 +1,7 @@
 """Sends trace batches to the %TRACE% topic: blocking calls, one batch at a time.
 
-Not the SDK's producer, on purpose.  It lives inside brokers and timer services too, and a second
-asyncio loop of gRPC in a process makes every event wake both loops.  One unary call for 512 spans
-needs no pipeline.
+Not the SDK's producer: it lives inside brokers and timer services too, and a second asyncio loop of
+gRPC in a process makes every event wake both loops.
 
 Stored once: a batch keeps its lane (producer id, queue) and sequence while it is sent again.  When
 its time is over nobody knows whether it was stored; it is dropped, the epoch is raised, so that

@@ -5,8 +5,7 @@ nobody is asked message by message: how many messages to pass over is drawn, and
 a trace id that the sampler takes.  What has no memory may be drawn anew for each batch.
 
 Where spans may be light (sends.py), messages are drawn by runs of up to RUN_MESSAGES of one frame:
-each gets a trace with the sampler's probability, together with its neighbours.  Most frames then
-have none at all, and say so, and what the messages of a run share is done once.
+each gets a trace with the sampler's probability, together with its neighbours.
 """
 
 from __future__ import annotations

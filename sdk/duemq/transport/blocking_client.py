@@ -1,8 +1,7 @@
 """Blocking calls to nameservers and brokers, for tools: no event loop, no pipeline, no group.
 
 For what lives in a process with an event loop of its own, whose loop a second one would wake at
-every event (the exporter of traces in brokers), in processes that are forked and short-lived
-(Spark's Python workers), or must not share the code that it checks (audits).
+every event (the exporter of traces in brokers), or in processes that are forked and short-lived.
 
 Not for several threads.  Made where it is used: connections survive neither a fork nor a pickle.
 """

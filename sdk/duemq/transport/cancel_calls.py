@@ -1,8 +1,7 @@
 """Cancels on their way to timer shards: while one request is under way, the next gathers.
 
-A request costs both sides far more than a handle, so that callers of one handle each who cancel at
-the same time share one: also those who were answered together and go on with their next.  Nobody
-waits for a request that takes long: it is left to itself after `GATHER_S`, and the next one goes.
+A request costs both sides far more than a handle, so that callers who cancel at the same time share
+one.  Nobody waits for a request that takes long: the next one goes after `GATHER_S`.
 A shared request does not wait at the shard for messages that have not arrived there; whoever asks
 again asks alone, and that request waits.
 """

@@ -104,9 +104,10 @@ class Client:
                 look.result()
             await ready
         except Unavailable as error:
-            told = "; ".join(each.text for each in found) or error.message
+            looks = zip(self.nameservers, found, strict=False)
+            told = "; ".join(str(watcher.denied.get(at, each.text)) for at, each in looks)
             raise Unavailable(
-                f"no nameserver answered within {timeout_s:g} s: {told}",
+                f"no nameserver answered within {timeout_s:g} s: {told or error.message}",
                 field="nameserver",
                 value=",".join(self.nameservers),
             ) from None
@@ -121,7 +122,8 @@ class Client:
         """
         while not (found and all(each.mistaken for each in found)):
             await asyncio.sleep(min(LOOK_EVERY_S, timeout_s / 4))
-            watcher.check_permitted()
+            if (denied := watcher.denied).keys() >= set(self.nameservers):
+                raise next(iter(denied.values()))
             first = not found
             found[:] = await asyncio.gather(
                 *(diagnose(address, self.settings.tls) for address in self.nameservers)

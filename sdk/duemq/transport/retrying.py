@@ -1,8 +1,8 @@
 """How calls are repeated: exponential waits with full jitter, so that clients do not come in step.
 
 A call with a deadline is repeated by tenacity (`until`, `until_blocking`): an idempotent request,
-after an error that says that it can succeed later (`DuemqError.retryable`).  A loop without a
-deadline (reconnecting, joining a group) waits as its `Backoff` says, anew after each success.
+after an error that says that it can succeed later (`DuemqError.retryable`).  A loop without one
+waits as its `Backoff` says.
 """
 
 import math

@@ -14,12 +14,16 @@ Answer = TypeVar("Answer")
 
 
 async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
-    """Runs all until one ends, cancels the others, and ends like that one."""
+    """Runs all until one ends, cancels the others, and ends like that one.
+
+    Of several that end at once, as after a SIGSTOP, the first in line.
+    """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

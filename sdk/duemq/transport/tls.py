@@ -5,6 +5,7 @@ import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import NamedTuple
 
 import grpc
@@ -14,6 +15,8 @@ from duemq.protocol import checks
 from duemq.settings import Tls
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 60.0
 
 
 class Pems(NamedTuple):
@@ -35,20 +38,22 @@ class Certificates:
         self._tls = tls
         self._named = named
         self._stamp = _stamp(tls)
+        self._again_s = 0.0  # of the monotonic clock; 0: all was of use
         self.pems = read(tls, named)
         self.renewals = 0
         """How often they have become others."""
 
     def renew(self) -> bool:
         """Tells whether they are others now.  What is of no use changes nothing, and is logged."""
-        stamp = _stamp(self._tls)
-        if stamp == self._stamp:
+        stamp, now_s = _stamp(self._tls), monotonic()
+        if stamp == self._stamp and not 0 < self._again_s <= now_s:
             return False
-        self._stamp = stamp
+        self._stamp, self._again_s = stamp, 0.0
         before = self.pems
         try:
             self.pems = read(self._tls, self._named)
-        except (InvalidArgument, OSError) as error:
+        except (InvalidArgument, OSError) as error:  # which may pass: too many open files, say
+            self._again_s = now_s + AGAIN_S
             log.error("the certificates of before stay in use: %s", error)
         changed = self.pems != before
         self.renewals += changed

@@ -63,9 +63,15 @@ class Listed(BatchFailed):
         self.failures = BATCH[1:2]  # type: ignore[assignment]
 
 
+class Worded(BatchFailed):
+    def __init__(self) -> None:
+        """As above."""
+        self.failures = {BATCH[1]: "it is busy"}  # type: ignore[dict-item]
+
+
 def test_a_kind_of_the_application_s_own_need_not_say_all() -> None:
     assert outcome_of(Busy()) == Outcome("")
-    for error in (Unnamed(), Listed()):
+    for error in (Unnamed(), Listed(), Worded()):
         assert failures_of(error, BATCH) == [Failed(0, len(BATCH), error)]
 
 

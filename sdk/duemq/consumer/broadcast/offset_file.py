@@ -4,8 +4,7 @@
     <directory>/<group>/<member>.lock       held while a process is this member
 
 So after a crash the file is the one before or the one after, never a part.  A file that is damaged,
-or another member's, is an error and stays as it is: to start over without being told would deliver
-everything again, or nothing of what came meanwhile.  All of this blocks: call it in a thread.
+or another member's, is an error and stays as it is.  All of this blocks: call it in a thread.
 """
 
 import json

@@ -7,10 +7,9 @@ A lane is a queue, an ordering key of it, or (broadcast without order) a message
                   └── suspended: after suspend_s, or as RetryLater says ◄┤
                   └── passed: as a dead letter ◄── send_back ◄ too often ┘
 
-A hand-over to a worker and back costs about as much as a hundred trivial callbacks, so a worker
-gets many messages at once: of one queue, or of many keys.  It comes back after a slice of time
-(ordered_runs.py), so that a queue of slow messages does not keep a thread from the others.  When it
-hangs in one message, the loop takes back what does not wait for that one.
+A hand-over to a worker costs as much as a hundred trivial callbacks, so it gets many messages at
+once: of one queue, or of many keys.  It comes back after a slice of time (ordered_runs.py).  When
+it hangs in one message, the loop takes back what does not wait for that one.
 
 A queue that is dropped and taken over again starts only when the callbacks of its last time here
 have ended.

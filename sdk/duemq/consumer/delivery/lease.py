@@ -12,10 +12,8 @@ While the lease is over, ordered consumption starts no callback.  An acknowledge
 heartbeat, because a coordinator that had given the queues away would have said FENCED_MEMBER; of a
 hello, because the member claims nothing in a hello that it sends after its lease.
 
-What no clock can do is to stop a callback that runs, or that starts right now: between the look at
-the clock and the callback's first instruction the process may be stopped too.  That is one callback
-a worker, of a message whose offset this member can no longer commit nor send back: the new owner
-has raised the queue's fence before it read the offset that it begins at.
+What no clock can do is to stop a callback that runs, or that starts right now.  That is one a
+worker, of a message whose offset this member can no longer commit nor send back (README.md).
 """
 
 import time

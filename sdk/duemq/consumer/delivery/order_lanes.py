@@ -14,7 +14,7 @@ When one fails, the rest of its lane goes back to the front, untried.  *Free* me
 key) wait for nobody; what failed of them gets a lane of its own, without a key too.
 
 Finished messages are finished in their chunk (process_queue.py), from which the queue's commit
-point follows: here nothing is counted twice.
+point follows.
 """
 
 import heapq

@@ -155,7 +155,7 @@ class Fetcher:
             except DuemqError as error:
                 level = logging.WARNING if backoff.attempts == 0 else logging.DEBUG
                 log.log(level, "pulling from %s interrupted: %s", self._broker, error)
-                if isinstance(error, PermissionDenied):
+                if isinstance(error, PermissionDenied) and not self._member_id:
                     for source in tuple(self._sources):
                         self._sink.refused(source, error)
             await self._client.pause(self._broker, backoff)
@@ -170,7 +170,7 @@ class Fetcher:
         stream: Stream = call()
         self._wake.set()
         try:
-            await streams.first_of(self._ask(stream), self._take(stream, backoff), self._watch())
+            await streams.first_of(self._take(stream, backoff), self._ask(stream), self._watch())
         finally:
             stream.cancel()
             for request in self._open.values():

@@ -241,16 +241,21 @@ def _gather(
     due: Due | None,
     timers: Sequence[tuple[int, Ref]],
 ) -> None:
-    """Puts timers, (index in the caller's list, which one), into the requests to their shards."""
+    """Puts timers, (index in the caller's list, which one), into the requests to their shards.
+
+    What needs other rights goes apart: a request is refused as a whole.
+    """
     now = time.monotonic()
     with calls.lock:
         for index, ref in timers:
             name: tuple[object, ...]
+            topic = None
             if isinstance(ref, TimerHandle):
                 shard = timer_keys.shard_of_queue(ref.queue_id, len(begins))
                 name = ref.store_id, ref.queue_id, ref.offset
             else:
                 shard, name = timer_keys.shard_of(*ref, len(begins)), ref
-            call, _ = calls.gather((*way, shard), name, now, begins[shard])
+                topic = ref[0]
+            call, _ = calls.gather((*way, shard, topic), name, now, begins[shard])
             call.add(part, index, ref, due)
     calls.run()

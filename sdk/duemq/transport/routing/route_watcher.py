@@ -1,9 +1,7 @@
 """Keeps a route cache up to date from all nameservers.
 
 A task a nameserver holds one WatchRoutes stream; when that breaks, or the nameserver is not ready,
-it tries again, after a jittered wait.  What they say is merged (route_views): one that is cut off
-from a broker hides nothing that another one knows.  Without any nameserver the cache keeps what
-it knew.
+it tries again.  What they say is merged (route_views).  Without any the cache keeps what it knew.
 """
 
 import asyncio
@@ -126,12 +124,10 @@ class RouteWatcher:
         """A nameserver is pushing to the cache.  False: the cache may be out of date."""
         return self._views.connected
 
-    def check_permitted(self) -> None:
-        """Raises PermissionDenied if every nameserver says so."""
-        errors = self._errors.values()
-        denied = [error for error in errors if isinstance(error, PermissionDenied)]
-        if len(denied) == len(self._nameservers):
-            raise denied[0]
+    @property
+    def denied(self) -> dict[str, PermissionDenied]:
+        """The nameservers that say so."""
+        return {at: e for at, e in self._errors.items() if isinstance(e, PermissionDenied)}
 
     def story(self) -> str:
         """What each nameserver says, for people: "ns1:9876 lists b1, b2; ns2:9876 …"."""

@@ -132,16 +132,17 @@ def test_what_a_timer_shard_that_is_away_may_have_keeps_its_topic(elsewhere: Els
 
 
 @pytest.mark.parametrize("in_time", [True, False])
+@pytest.mark.parametrize("accepted", [0, 1])
 def test_what_no_timer_shard_has_taken_over_yet_is_waited_for(
-    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, in_time: bool
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, accepted: int, in_time: bool
 ) -> None:
     """They cancel what they have, and the rest would wait for the topic for ever."""
     monkeypatch.setattr(module, "POLL_S", 0.0)
     monkeypatch.setattr(module, "TAKEN_OVER_S", 60 if in_time else 0)
     said: list[str] = []
     with target("ns:1", tell_left=said.append) as measured:
-        elsewhere.pending[topic := measured.new_topic("a")] = 1
-        elsewhere.owner, elsewhere.waiting, elsewhere.takes_over = 7, 4, in_time
+        elsewhere.pending[topic := measured.new_topic("a")] = accepted
+        elsewhere.owner, elsewhere.waiting, elsewhere.takes_over = 7, 5 - accepted, in_time
     assert (elsewhere.cancelled, topic in elsewhere.topics) == (
         (5, False) if in_time else (0, True)
     )

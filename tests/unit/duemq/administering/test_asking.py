@@ -5,14 +5,18 @@ from types import SimpleNamespace
 import pytest
 
 from duemq.administering.asking import Answers, Asker
+from duemq.administering.groups import Groups
 from duemq.administering.pending_timers import PendingTimers
 from duemq.administering.topics import Topics
-from duemq.errors import MissingBroker, PartialAnswer, Unavailable
+from duemq.errors import MissingBroker, PartialAnswer, PermissionDenied, Unavailable
 from duemq.protocol.route import Broker, RouteCache
 from duemq.transport import cluster_client
+from duemq.v1 import group_pb2
+from duemq.v1.group_admin_pb2 import GroupProgress, QueueProgress
 
 HERE, LOST = Broker("b1", "b1:1", 1, 7), Broker("b2", "b2:1", 1, 8)
 STORY = MissingBroker("b2", "it fell silent")
+LISTED = [group_pb2.GroupSummary(group=name) for name in ("mine", "theirs")]
 
 
 class Client(cluster_client.Client):
@@ -71,3 +75,18 @@ async def test_where_nobody_is_there_nothing_is_counted_as_none():
     for asked in (admin.count_timers, admin.timer_histogram, lambda: admin.cancel_pending("t")):
         with pytest.raises(Unavailable, match="no live broker"):
             await asked()
+
+
+async def test_how_far_groups_are_is_told_of_those_that_one_may_know_it_of(monkeypatch):
+    async def each(asker, method, *_):
+        return Answers({"b1": group_pb2.ListGroupsResponse(groups=LISTED)}, ())
+
+    async def progress_of(groups, name, timeout_s):
+        if name == "theirs":
+            raise PermissionDenied("me may not consume in group theirs")
+        return Answers({"b1": GroupProgress(queues=[QueueProgress(lag=7)])}, ())
+
+    monkeypatch.setattr(Asker, "each", each)
+    monkeypatch.setattr(Groups, "_progress_of", progress_of)
+    found = await Groups(Client()).groups(lag=True)
+    assert [(each.name, each.lag) for each in found] == [("mine", 7), ("theirs", None)]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 import pytest
 
+from duemq.errors import PermissionDenied, Unavailable
 from duemq.protocol.route import Broker, TimerShard, Update
+from duemq.settings import ClientSettings
 from duemq.transport import channel, cluster_client
 from duemq.transport.cluster_client import Client
+from duemq.transport.routing.diagnosis import Finding
+
+SOON = ClientSettings(connect_timeout_s=0.1)
 
 
 class Channel:
@@ -99,6 +105,45 @@ class Watcher:
     async def stop(self) -> None:
         self.stopping.set()
         await self.go_on.wait()
+
+
+class Denied(Watcher):
+    """One nameserver lets this client see nothing; another one is away."""
+
+    denied: ClassVar[dict[str, PermissionDenied]] = {"a:1": PermissionDenied("me may not do it")}
+    waited: ClassVar[asyncio.Event]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Begins nothing."""
+
+    async def ready(self, timeout_s: float) -> None:
+        await self.waited.wait()
+        raise Unavailable("no nameserver answered")
+
+    async def stop(self) -> None:
+        pass
+
+
+async def test_who_is_let_see_nothing_hears_so_also_where_a_nameserver_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Denied.waited = asyncio.Event()
+    looks: list[str] = []
+
+    async def diagnose(address: str, _: object) -> Finding:
+        if address in looks:  # what was found before is known
+            Denied.waited.set()
+        looks.append(address)
+        return Finding(f"{address} is not ready yet")
+
+    monkeypatch.setattr(cluster_client, "RouteWatcher", Denied)
+    monkeypatch.setattr(cluster_client, "diagnose", diagnose)
+    with pytest.raises(Unavailable, match="me may not do it; b:1 is not ready yet"):
+        await Client("a:1,b:1", SOON).start()
+    Denied.waited.clear()
+    monkeypatch.setitem(Denied.denied, "b:1", PermissionDenied("nor that"))
+    with pytest.raises(PermissionDenied, match="me may not do it"):
+        await Client("a:1,b:1", SOON).start()
 
 
 async def test_a_start_that_is_given_up_while_another_one_s_watch_ends_leaves_none(

@@ -125,3 +125,20 @@ def test_a_file_that_goes_between_its_check_and_its_reading_changes_nothing(tmp_
     assert files.pems == before
     certificate(tmp_path / "ca.pem", "mine")
     assert files.renew()
+
+
+@needs_openssl
+def test_what_could_not_be_read_is_read_when_it_can(tmp_path, monkeypatch):
+    """And not with the next certificate, when this process's is of the day before yesterday."""
+    files = Certificates(certificate(authority(tmp_path), "mine"))
+    certificate(tmp_path / "ca.pem", "mine")
+
+    def refused(path):
+        raise OSError(24, "Too many open files", path)
+
+    monkeypatch.setattr("duemq.transport.tls.AGAIN_S", 0.0)
+    with monkeypatch.context() as replaced:
+        replaced.setattr("duemq.transport.tls._content", refused)
+        assert not files.renew()
+    assert files.renew()
+    assert not files.renew()

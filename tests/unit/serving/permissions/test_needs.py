@@ -98,7 +98,7 @@ KEY = timer_pb2.TimerKey(topic="t", key="k")
             broker_pb2.AcquireQueuesRequest(
                 group="g", queues=[message_pb2.QueueRef(topic="t", queue_id=1)]
             ),
-            [(Action.JOIN, "g"), (Action.RECEIVE, "t")],
+            [(Action.JOIN, "g")],
         ),
         ("Broker/CommitOffsets", broker_pb2.CommitOffsetsRequest(group="g"), [(Action.JOIN, "g")]),
         (

@@ -16,6 +16,7 @@ from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.protocol.due import DELAYS_MS, Due
 from duemq.settings import ClientSettings
+from duemq.v1.message_pb2 import TimerHandle
 
 SHARD_0 = partial(asks.CancelCall, 0, 0.0, time.monotonic() + 30)
 
@@ -72,6 +73,21 @@ async def test_what_is_too_late_is_not_sent(calls):
     assert isinstance(part.results[0], Timeout)
     assert not part.heard
     assert calls.client.asked == 0
+
+
+async def test_what_needs_other_rights_goes_in_another_request(calls):
+    """Or who asks for what it may is refused because of who asks for more."""
+    begun = []
+
+    def begin():
+        now = time.monotonic()
+        begun.append(asks.RescheduleCall(0, now, now + 30))
+        return begun[-1]
+
+    refs = [("t", "k"), ("u", "k"), TimerHandle(queue_id=1), ("t", "l"), TimerHandle(queue_id=2)]
+    asks._gather(calls, [begin], ("way",), asks.Part(len(refs)), None, list(enumerate(refs)))
+    assert [each.refs for each in begun] == [[refs[0], refs[3]], [refs[1]], [refs[2], refs[4]]]
+    await calls.close()
 
 
 async def test_a_message_whose_producer_closes_meanwhile_is_refused(calls):
