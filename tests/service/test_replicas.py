@@ -15,12 +15,20 @@ from duemq_server.replication.running.process import Replica
 from duemq_server.serving.process import live
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from tests.service.replica_group import KIND, Group, Lines, LinesService, LinesTerm
+from tests.service.replica_group import (
+    KIND,
+    Group,
+    Lines,
+    LinesService,
+    LinesTerm,
+    patient_hand_overs,
+)
 from tests.service.running_cluster import until
 
 
 @pytest.fixture
-async def group(tmp_path):
+async def group(tmp_path, monkeypatch):
+    patient_hand_overs(monkeypatch)
     groups = []
 
     def make(count, *, started=True, **settings):
