@@ -144,6 +144,7 @@ class Operators:
             )
         await self._read()  # who cannot take over must not be waited for
         leading.leader.resign()
+        leading.answering = True
         life.server.drain()
         term.quiesce()
         try:

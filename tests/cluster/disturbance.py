@@ -21,7 +21,7 @@ from typing import Any
 
 from duemq.protocol import balance
 from duemq_server.local_cluster import EmbeddedCluster
-from tests.cluster.harness import WAIT_S, until
+from tests.cluster.harness import WAIT_S, leader_of, until
 
 MEMBERS_FIRST, MEMBERS_MIN, MEMBERS_MAX = 3, 1, 5
 SESSION_TIMEOUT_S = 2.0
@@ -74,12 +74,6 @@ def schedule(seed: object, seconds: float, allowed: Mapping[str, int] = WEIGHTS)
 def brokers_of(cluster: EmbeddedCluster) -> list[str]:
     """As clients know them: with replicas or without."""
     return sorted({name.partition("/")[0] for name in cluster.names("broker")})
-
-
-def leader_of(cluster: EmbeddedCluster, broker: str) -> str:
-    """The member that is the broker; waits until there is one."""
-    until(lambda: bool(cluster.leader(broker)))
-    return cluster.leader(broker) or leader_of(cluster, broker)
 
 
 class Journal:

@@ -66,3 +66,15 @@ def until(condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         retry_error_callback=lambda state: False,
     )
     assert retry(condition), f"not fulfilled within {timeout_s:g} s"
+
+
+def leader_of(cluster: EmbeddedCluster, group: str) -> str:
+    """The member that leads; waits until there is one, and until it says so in time."""
+    said: list[str] = []
+
+    def is_known() -> bool:
+        said.append(cluster.leader(group))
+        return bool(said[-1])
+
+    until(is_known)
+    return said[-1]

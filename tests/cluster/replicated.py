@@ -19,7 +19,7 @@ from duemq_server.local_cluster import EmbeddedCluster
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.replication.stores.file import FileStore
-from tests.cluster.harness import WAIT_S, duemq, topic_name, until
+from tests.cluster.harness import WAIT_S, duemq, leader_of, topic_name, until
 from tests.cluster.history import History
 from tests.cluster.judging import judged
 
@@ -68,7 +68,7 @@ def shown(cluster: EmbeddedCluster, kind: str, name: str) -> dict[str, Any]:
 
 def roles(cluster: EmbeddedCluster, group: str) -> list[str]:
     """Who leads, and then the others."""
-    leader = cluster.leader(group)
+    leader = leader_of(cluster, group)
     return [leader, *sorted(set(cluster.replicas(group)) - {leader})]
 
 

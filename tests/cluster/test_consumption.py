@@ -37,10 +37,9 @@ from tests.cluster.disturbance import (
     Journal,
     Step,
     brokers_of,
-    leader_of,
     schedule,
 )
-from tests.cluster.harness import WAIT_S, topic_name, until
+from tests.cluster.harness import WAIT_S, leader_of, topic_name, until
 
 SECONDS = float(os.environ.get("CONSUMPTION_SECONDS", "5"))
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "1"))

@@ -15,6 +15,7 @@ from duemq_server.local_cluster.layout import bind_port
 from duemq_server.replication.protocol.record import Record, ReplicaId
 from duemq_server.replication.running.record_store import open_store
 from duemq_server.replication.settings import ReplicaSettings
+from duemq_server.replication.stores import etcd as etcd_module
 from duemq_server.replication.stores.store import StoreError
 from tests.certificates import authority, certificate, needs_openssl
 
@@ -51,6 +52,8 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
                 *("--initial-cluster", f"m=http://127.0.0.1:{peer}"),
                 *("--cert-file", str(folder / "etcd.pem"), "--key-file", str(folder / "etcd.key")),
                 *("--client-cert-auth", "--trusted-ca-file", str(folder / "ca.pem")),
+                # Nothing here loses power; a disk that others keep busy would make it slow.
+                "--unsafe-no-fsync",
             ],
             stdout=log,
             stderr=log,
@@ -62,6 +65,12 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
             process.wait(WAIT_S)
             for each in held:
                 each.close()
+
+
+@pytest.fixture(autouse=True)
+def _patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is given up because the machine is busy."""
+    monkeypatch.setattr(etcd_module, "CALL_TIMEOUT_S", WAIT_S)
 
 
 def settings(etcd: Etcd, **changes: str) -> ReplicaSettings:

@@ -26,7 +26,7 @@ import pytest
 
 from duemq_server.local_cluster import EmbeddedCluster
 from duemq_server.replication.running.v1 import replication_pb2, stubs
-from tests.cluster.harness import WAIT_S, until
+from tests.cluster.harness import WAIT_S, leader_of
 from tests.cluster.judging import judged
 
 STEPS = int(os.environ.get("FAILOVER_STEPS", "5"))
@@ -86,8 +86,7 @@ def test_who_is_killed_in_a_hand_over_takes_nothing_along(
 
 def _kill_in_a_hand_over(cluster: EmbeddedCluster, group: str, randomness: random.Random) -> None:
     """The leader, its successor or both, at any moment of it."""
-    until(lambda: bool(cluster.leader(group)))
-    leader = cluster.leader(group)
+    leader = leader_of(cluster, group)
     successor = randomness.choice([each for each in cluster.replicas(group) if each != leader])
     victims = randomness.choice([[leader], [successor], [leader, successor]])
     request = replication_pb2.HandOverRequest(to=successor.partition("/")[2])
@@ -112,8 +111,7 @@ def _do(cluster: EmbeddedCluster, way: str, group: str, randomness: random.Rando
         for member in members:
             cluster.kill(member)
     elif way == "terminate":
-        until(lambda: bool(cluster.leader(group)))
-        victim = cluster.leader(group) or victim
+        victim = leader_of(cluster, group)
         assert cluster.stop_member(victim) == 0
         cluster.start_member(victim)
     elif way == "pause":

@@ -20,7 +20,7 @@ from duemq.settings import ProducerSettings
 from duemq_cli.exits import Exit
 from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.local_cluster import EmbeddedCluster
-from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
+from tests.cluster.harness import WAIT_S, duemq, leader_of, rows, topic_name, until
 from tests.cluster.replicated import in_sync, roles, status
 
 GROUP, SHARD = "broker-0", "timer-0"
@@ -33,11 +33,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
         tmp_path_factory.mktemp("cluster"), brokers=1, replicas=2, flags=FLAGS
     ) as embedded:
         yield embedded
-
-
-def follower_of(cluster: EmbeddedCluster) -> str:
-    [follower] = set(cluster.replicas(GROUP)) - {cluster.leader(GROUP)}
-    return follower
 
 
 def wait_for_successor(cluster: EmbeddedCluster, leader: str) -> None:
@@ -68,7 +63,7 @@ def stored(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_killed_leader_loses_nothing(cluster: EmbeddedCluster, restart: bool) -> None:
-    topic, leader = topic_name(), cluster.leader(GROUP)
+    topic, leader = topic_name(), leader_of(cluster, GROUP)
     send(cluster, topic, b"a", b"b")
     cluster.kill(leader, restart=restart)
     send(cluster, topic, b"c")
@@ -83,7 +78,7 @@ def test_a_killed_leader_loses_nothing(cluster: EmbeddedCluster, restart: bool) 
 def test_a_leader_that_is_stopped_is_replaced_and_follows_when_it_goes_on(
     cluster: EmbeddedCluster,
 ) -> None:
-    topic, leader = topic_name(), cluster.leader(GROUP)
+    topic, leader = topic_name(), leader_of(cluster, GROUP)
     send(cluster, topic, b"a")
     pid = cluster.processes[leader]
     os.kill(pid, signal.SIGSTOP)
@@ -93,7 +88,7 @@ def test_a_leader_that_is_stopped_is_replaced_and_follows_when_it_goes_on(
     finally:
         os.kill(pid, signal.SIGCONT)
     cluster.wait_ready(WAIT_S)
-    assert cluster.leader(GROUP) != leader
+    assert leader_of(cluster, GROUP) != leader
     assert cluster.processes[leader] == pid
     assert stored(cluster, topic) == [b"a", b"b"]
 
@@ -102,7 +97,7 @@ def test_all_survives_the_loss_of_one_disk_and_then_of_the_other(cluster: Embedd
     topic, bodies = topic_name(), [b"%d" % number for number in range(100)]
     send(cluster, topic, *bodies)
     for _ in range(2):
-        lose_disk_of(cluster, cluster.leader(GROUP))
+        lose_disk_of(cluster, leader_of(cluster, GROUP))
     assert stored(cluster, topic) == sorted(bodies)
 
 
@@ -116,7 +111,7 @@ def test_delayed_messages_survive_the_loss_of_both_disks_and_come_once(
         producer.send_many(topic, bodies, deliver_at=due_ms)
         until(lambda: admin.timer_stats()[0].accepted >= before + len(bodies))
     for _ in range(2):
-        lose_disk_of(cluster, cluster.leader(SHARD))
+        lose_disk_of(cluster, leader_of(cluster, SHARD))
     until(lambda: len(stored(cluster, topic)) >= len(bodies))
     assert stored(cluster, topic) == sorted(bodies)
     found = list(read_topic(cluster.nameserver, topic))
@@ -125,11 +120,11 @@ def test_delayed_messages_survive_the_loss_of_both_disks_and_come_once(
 
 def test_an_operator_moves_the_leader_and_sees_it(cluster: EmbeddedCluster) -> None:
     cluster.wait_ready(WAIT_S)
-    before, follower = cluster.leader(GROUP), follower_of(cluster)
+    before, follower = roles(cluster, GROUP)
     [moved] = rows(duemq(cluster.nameserver, "broker", "lead", follower, "--json"))
     assert (moved["group"], moved["name"]) == tuple(follower.split("/"))
     cluster.wait_ready(WAIT_S)
-    assert cluster.leader(GROUP) == follower
+    assert leader_of(cluster, GROUP) == follower
     told = rows(duemq(cluster.nameserver, "replica", "history", GROUP, "--json"))
     assert follower.split("/")[1] in {row["name"] for row in told if row["role"] == "leader"}
     shown = [
@@ -147,7 +142,7 @@ def test_an_operator_moves_the_leader_and_sees_it(cluster: EmbeddedCluster) -> N
 
 
 def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
-    topic, leader, follower = topic_name(), cluster.leader(GROUP), follower_of(cluster)
+    topic, (leader, follower) = topic_name(), roles(cluster, GROUP)
     send(cluster, topic, b"kept")
     cluster.kill(follower, restart=False)
     send(cluster, topic, b"lost")
@@ -167,8 +162,7 @@ def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
 
 @pytest.mark.long
 def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster) -> None:
-    topic, leader = topic_name(), cluster.leader(SHARD)
-    [follower] = set(cluster.replicas(SHARD)) - {leader}
+    topic, (leader, follower) = topic_name(), roles(cluster, SHARD)
     with Producer(cluster.nameserver) as producer:
 
         def send(name: str, delay: str | float) -> Receipt:
@@ -191,7 +185,7 @@ def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster) -> None:
         cluster.start_member(leader)
         release_timers(cluster)
         cluster.wait_ready(WAIT_S)
-        assert cluster.leader(SHARD) == follower
+        assert leader_of(cluster, SHARD) == follower
         gone = [producer.cancel(lost[0].handle), producer.cancel(key=(topic, "lost 1"))]
         assert gone == [CancelOutcome.UNKNOWN] * 2
         held = [producer.cancel(kept[0].handle), producer.cancel(key=(topic, "kept 1"))]

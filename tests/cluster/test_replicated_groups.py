@@ -17,7 +17,7 @@ from duemq.protocol import balance
 from duemq.transport import status
 from duemq.v1 import group_pb2, stubs
 from duemq_server.local_cluster import EmbeddedCluster
-from tests.cluster.harness import WAIT_S, duemq, rows, topic_name, until
+from tests.cluster.harness import WAIT_S, duemq, leader_of, rows, topic_name, until
 
 MEMBERS = 3
 QUEUES = 8  # of both brokers together
@@ -68,7 +68,7 @@ def coordinator_of(cluster: EmbeddedCluster, group: str) -> str:
 
 def fail_over(cluster: EmbeddedCluster, broker: str) -> None:
     """kill -9 of the replica that leads; returns when another one does, and that one follows."""
-    before = cluster.leader(broker)
+    before = leader_of(cluster, broker)
     cluster.kill(before, restart=False)
     until(lambda: cluster.leader(broker) not in ("", before))
     cluster.start_member(before)
@@ -148,7 +148,7 @@ def test_a_static_member_that_was_replaced_stays_out_under_the_next_leader(
             incarnation=incarnation,
             subscriptions=[group_pb2.Subscription(topic=topic)],
         )
-        with grpc.insecure_channel(replicated.address(replicated.leader(broker))) as channel:
+        with grpc.insecure_channel(replicated.address(leader_of(replicated, broker))) as channel:
             stub = stubs.GroupCoordinatorStub(channel)
             said: SimpleQueue[group_pb2.MemberEvent | None] = SimpleQueue()
             said.put(group_pb2.MemberEvent(hello=hello))

@@ -16,7 +16,7 @@ from duemq.errors import TopicNotFound
 from duemq.settings import ClientSettings
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.certificates import authority, certificate, needs_openssl
-from tests.cluster.harness import WAIT_S, rows, topic_name, until
+from tests.cluster.harness import WAIT_S, leader_of, rows, topic_name, until
 
 pytestmark = needs_openssl
 
@@ -103,7 +103,7 @@ def test_what_is_sent_now_and_later_comes_also_after_a_leader_died(
     with Producer(cluster.nameserver, settings=settings) as producer:
         producer.send(topic, b"now")
         producer.send(topic, b"later", delay="3s", timer_key="k")
-        cluster.kill(cluster.leader(BROKER))
+        cluster.kill(leader_of(cluster, BROKER))
         producer.send(topic, b"after")
         with consumer:
             until(lambda: len(received) >= 3)

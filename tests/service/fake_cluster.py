@@ -8,9 +8,11 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from socket import socket
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import FileDescriptor
 
 from duemq.errors import DuemqError, TopicNotFound
 from duemq.transport import status
@@ -47,15 +49,41 @@ Refuse = Callable[[broker_pb2.Batch], "error_pb2.Error | None"]
 RefuseBack = Callable[[broker_pb2.FailedMessage], "error_pb2.Error | None"]
 
 
-class FakeBroker:
+class Place:
+    """A server that has its port also while it is stopped: nobody else gets it meanwhile."""
+
+    def __init__(self, *services: FileDescriptor) -> None:
+        self.address = ""
+        self._services = services
+        self._held: list[socket] = []
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        if not self.address:
+            self._held.append(bind_port(0))
+            self.address = f"127.0.0.1:{self._held[-1].getsockname()[1]}"
+        self._server = grpc.aio.server(options=LIMITS)
+        play(self, self._server, *self._services)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    def close(self) -> None:
+        for each in self._held:
+            each.close()
+
+
+class FakeBroker(Place):
     """Stores in memory, survives `stop` and `start` as a real one survives a restart."""
 
     def __init__(self, cluster: "FakeCluster", name: str) -> None:
+        super().__init__(broker_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
         self.cluster = cluster
         self.name = name
-        self.held = bind_port(0)
-        """Its port: while it is stopped, nobody else gets that."""
-        self.address = f"127.0.0.1:{self.held.getsockname()[1]}"
         self.store_id = 7_000 + len(cluster.brokers)
         self.topics: dict[str, int] = {}
         self.stored: dict[tuple[str, int], list[bytes]] = {}
@@ -77,18 +105,6 @@ class FakeBroker:
         """What groups gave back, each once."""
         self.send_back_requests: list[broker_pb2.SendBackRequest] = []
         self._lanes: dict[tuple[int, str, int, bool], ServerLane] = {}
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self) -> None:
-        self._server = grpc.aio.server(options=LIMITS)
-        play(self, self._server, broker_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(0)
-            self._server = None
 
     async def SendStream(
         self, requests: AsyncIterator[broker_pb2.SendRequest], context: grpc.aio.ServicerContext
@@ -241,14 +257,12 @@ def refusal(code: "error_pb2.ErrorCode", retryable: bool = False) -> error_pb2.E
     )
 
 
-class FakeTimer:
+class FakeTimer(Place):
     """Knows the handles that it is told."""
 
     def __init__(self, shard: int, shards: int) -> None:
+        super().__init__(timer_pb2.DESCRIPTOR)
         self.shard, self.shards = shard, shards
-        self.held = bind_port(0)
-        """Its port: while it is stopped, nobody else gets that."""
-        self.address = f"127.0.0.1:{self.held.getsockname()[1]}"
         self.pending: set[int] = set()
         """Offsets."""
         self.not_yet = 0
@@ -258,18 +272,6 @@ class FakeTimer:
         """Offsets of messages that have not arrived: requests that may wait for them do."""
         self.arrived = asyncio.Event()
         self.keyed = FakeKeys(shard, shards)
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self) -> None:
-        self._server = grpc.aio.server()
-        play(self, self._server, timer_pb2.DESCRIPTOR)
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(0)
-            self._server = None
 
     async def Cancel(
         self, request: timer_pb2.CancelRequest, context: grpc.aio.ServicerContext
@@ -337,7 +339,7 @@ class FakeCluster:
     async def stop(self) -> None:
         for server in [*self.brokers.values(), *self.timers]:
             await server.stop()
-            server.held.close()
+            server.close()
         await self.stop_nameserver()
         # A server object collected after its loop has closed complains: collect it now.
         gc.collect()

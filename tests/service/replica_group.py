@@ -11,7 +11,11 @@ from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 
+import pytest
+
 from duemq_server.local_cluster.layout import bind_port
+from duemq_server.replication.running import operators, process
+from duemq_server.replication.running.leading import handing_over
 from duemq_server.replication.running.process import Replica
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving.process import BeginAnew
@@ -20,12 +24,19 @@ from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.writer import LogWriter
-from tests.service.running_cluster import until
+from tests.service.running_cluster import WAIT_S, until
 
 WHO: ContextVar[str] = ContextVar("replica")
 """Whose code runs; each task has it from who began it."""
 KIND = 1
 SEGMENT_BYTES = 1 << 16
+
+
+def patient_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is given up is not begun again: a successor may be slow."""
+    for owner in (process, operators):
+        monkeypatch.setattr(owner, "HAND_OVER_S", WAIT_S)
+    monkeypatch.setattr(handing_over, "ASKED_MS", 1_000 * WAIT_S)
 
 
 class SmallDisk(RealDisk):

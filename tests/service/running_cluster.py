@@ -17,6 +17,7 @@ from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import Registry
 from duemq_server.nameserver.settings import Settings as NameserverSettings
+from duemq_server.serving import registration
 from duemq_server.serving.server import Server
 from tests.service.running_broker import Client, batch, running_broker
 
@@ -118,6 +119,10 @@ async def running_cluster(
 ) -> AsyncIterator[Cluster]:
     """`settings` are those of the brokers."""
     async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        # What is given up is never said again, and this nameserver waits for nobody's heartbeat.
+        patch.setattr(registration, "DEREGISTER_TIMEOUT_S", WAIT_S)
+        patch.setattr(registration, "CHECK_TIMEOUT_S", WAIT_S)
         cluster = Cluster(directory, stack, settings)
         await cluster.start_nameserver()
         for name in brokers:

@@ -10,6 +10,8 @@ import pytest
 import duemq
 from duemq.administering.offsets import Offsets
 from duemq.aio import Admin, PullConsumer, PushConsumer
+from duemq.consumer import push
+from duemq.consumer.group import membership
 from duemq.consumer.settings import ConsumerSettings
 from duemq.descriptions import OffsetChange
 from duemq.errors import (
@@ -25,10 +27,17 @@ from duemq.protocol.retry_policy import ExponentialDelays
 from duemq.settings import ClientSettings
 from duemq.v1 import admin_pb2, broker_pb2
 from tests.service.running_broker import topic_name
-from tests.service.running_cluster import Cluster, running_cluster, soon_given_up, until
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, soon_given_up, until
 
 GROUP = "billing"
 BROKERS = ("b0", "b1")
+
+
+@pytest.fixture(autouse=True)
+def _patient_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is given up is never said again, and its member is listed for a session longer."""
+    monkeypatch.setattr(membership, "LEAVE_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(push, "LEAVE_TIMEOUT_S", WAIT_S)
 
 
 async def test_a_broker_that_came_later_has_the_settings_when_they_are_put_again(tmp_path) -> None:

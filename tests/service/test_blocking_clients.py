@@ -263,7 +263,7 @@ producer.send("t", b"parent")
 outbox = producer._outbox
 outbox.used_bytes += outbox.limit_bytes
 if os.fork() == 0:
-    signal.alarm(20)
+    signal.alarm(50)
     try:
         producer.submit("t", b"child")
     except duemq.errors.Closed:
@@ -284,7 +284,7 @@ pending = producer.submit("t", b"parent again")
 pending.result()
 pending._batch.done = False
 if os.fork() == 0:
-    signal.alarm(20)
+    signal.alarm(50)
     try:
         pending.result()
     except duemq.errors.Closed:
@@ -299,7 +299,7 @@ import signal, sys
 import duemq
 from duemq.producing.batch import Batch
 
-signal.alarm(20)
+signal.alarm(50)
 producer = duemq.Producer(sys.argv[1])
 producer.send("t", b"first")
 add_extras = Batch.add_extras

@@ -14,7 +14,7 @@ from duemq_server.broker import process as broker_process
 from duemq_server.serving.clock import now_ms
 from duemq_server.serving.registration import Registration
 from tests.service.running_broker import batch, running_broker, topic_name
-from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
+from tests.service.running_cluster import Cluster, running_cluster, until
 
 HOUR_MS = 3_600_000
 
@@ -31,11 +31,7 @@ def second(cluster: Cluster, directory):
     )
 
 
-async def test_a_second_process_with_a_brokers_name_never_serves(
-    cluster, tmp_path, monkeypatch
-) -> None:
-    # Else a nameserver that is slow to answer is passed over.
-    monkeypatch.setattr("duemq_server.serving.registration.CHECK_TIMEOUT_S", WAIT_S)
+async def test_a_second_process_with_a_brokers_name_never_serves(cluster, tmp_path) -> None:
     topic = topic_name()
     await cluster.send(topic, [b"kept"], broker="b1")
     started: list[str] = []
@@ -51,10 +47,9 @@ async def test_a_second_process_with_a_brokers_name_never_serves(
 
 
 async def test_a_copy_of_a_brokers_data_does_not_serve_under_another_name(
-    cluster, tmp_path, monkeypatch
+    cluster, tmp_path
 ) -> None:
     """A timer service would take what it stores for what the other one had stored."""
-    monkeypatch.setattr("duemq_server.serving.registration.CHECK_TIMEOUT_S", WAIT_S)
     await cluster.stop_broker("b1")
     shutil.copytree(tmp_path / "b1", tmp_path / "copy")
     await cluster.start_broker("b1")

@@ -40,7 +40,7 @@ def client(both: tuple[Broker, Client]) -> Client:
 
 async def parked(broker: Broker, count: int) -> None:
     """Returns when so many pulls are parked."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(broker._pulls) != count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

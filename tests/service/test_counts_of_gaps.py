@@ -46,7 +46,7 @@ async def test_a_reader_of_ranges_fails_at_the_gap_or_steps_over_it_on_request(
     cluster: Cluster, past: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read(options: Options) -> list[bytes]:
-        with QueueClient((cluster.nameserver,), timeout_s=10) as client:
+        with QueueClient((cluster.nameserver,), timeout_s=60) as client:
             [whole] = plan.ranges(client.queues(options), options)
             piece = whole if past else replace(whole, end=whole.end - 2)
             found = client.read(TOPIC, piece, fail_on_data_loss=options.fail_on_data_loss)

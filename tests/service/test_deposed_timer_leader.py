@@ -22,6 +22,7 @@ from duemq.errors import DuemqError
 from duemq.transport import status
 from duemq.v1 import broker_pb2, stubs
 from duemq_server.timer_service.edge import broker_link
+from tests.service.replica_group import patient_hand_overs
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_replicas import TimerGroup, TimerMember, bodies
 from tests.service.test_timer_service import HOUR_MS, TOPIC, running_shard, send
@@ -69,7 +70,10 @@ async def cluster(network: Network, tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 @pytest.fixture
-async def group(cluster: Cluster, tmp_path: Path) -> AsyncIterator[TimerGroup]:
+async def group(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TimerGroup]:
+    patient_hand_overs(monkeypatch)
     replicas = TimerGroup(tmp_path / "t0", cluster.nameserver)
     replicas.start()
     try:

@@ -70,8 +70,8 @@ async def test_a_pull_may_name_a_queue_twice(client: Client) -> None:
         admin_pb2.CreateTopicRequest(topic=admin_pb2.TopicConfig(name=topic))
     )
     queue = broker_pb2.QueuePull(topic=topic)
-    request = broker_pb2.PullRequest(queues=[queue, queue], wait_ms=10_000)
-    pull = asyncio.ensure_future(status.answer(client.broker.Pull(request, timeout=20)))
+    request = broker_pb2.PullRequest(queues=[queue, queue], wait_ms=30_000)
+    pull = asyncio.ensure_future(status.answer(client.broker.Pull(request, timeout=60)))
     await client.send(batch(topic, [b"wakes"]))
     response = await pull
     assert [record.body for record in response.queues[0].records.records] == [b"wakes"]
@@ -270,7 +270,7 @@ async def test_a_send_stream_whose_answer_fails_ends_with_an_error(
         await asyncio.Event().wait()
 
     with pytest.raises(OSError, match="broken"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await broker._sends.stream(requests(), write)
 
 

@@ -14,6 +14,7 @@ from duemq.transport.routing import route_watcher
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.stubs import NameserverStub
+from duemq_server.local_cluster.layout import bind_port
 from duemq_server.nameserver import process
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import Registry
@@ -40,10 +41,11 @@ class Clock:
 
 
 class Nameserver:
-    """One nameserver, to be killed and started again on its port."""
+    """One nameserver, to be killed and started again on its port, which is its own meanwhile."""
 
-    def __init__(self, **settings):
-        self.settings = {"listen": "127.0.0.1:0", "ready_after": 0.0, **settings}
+    def __init__(self, held, **settings):
+        self.address = f"127.0.0.1:{held.getsockname()[1]}"
+        self.settings = {"listen": self.address, "ready_after": 0.0, **settings}
         self.clock = Clock()
 
     async def start(self):
@@ -56,7 +58,6 @@ class Nameserver:
         )
         self.server.add(SERVICE, self.servicer, OVERRIDES)
         await self.server.start(announced=False)
-        self.address = self.settings["listen"] = self.server.address
 
     async def kill(self):
         await self.server.stop()
@@ -68,12 +69,13 @@ class Nameserver:
 
 @asynccontextmanager
 async def running(**settings):
-    nameserver = Nameserver(**settings)
-    await nameserver.start()
-    try:
-        yield nameserver
-    finally:
-        await nameserver.kill()
+    with bind_port(0) as held:
+        nameserver = Nameserver(held, **settings)
+        await nameserver.start()
+        try:
+            yield nameserver
+        finally:
+            await nameserver.kill()
 
 
 @pytest.fixture

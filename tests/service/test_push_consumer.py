@@ -993,7 +993,7 @@ async def test_a_record_that_is_none_is_passed_over(cluster, topic, consumers, c
 
 
 async def test_ctrl_c_while_a_blocking_consumer_starts_leaves_no_member_behind(
-    cluster, topic, monkeypatch
+    cluster, topic, monkeypatch, patient_goodbyes
 ) -> None:
     consumer = duemq.PushConsumer("billing", topic, print, nameserver=cluster.nameserver)
     run = LoopThread.run

@@ -7,7 +7,7 @@ import pytest
 
 from duemq.errors import InvalidArgument
 from duemq_server.replication.stores.store import StoreError
-from tests.service.replica_group import KIND, SEGMENT_BYTES, Group, Member
+from tests.service.replica_group import KIND, SEGMENT_BYTES, Group, Member, patient_hand_overs
 from tests.service.replica_network import FAST, LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
@@ -239,8 +239,9 @@ async def test_a_slow_catch_up_is_no_silence(running):
 
 
 @pytest.mark.parametrize("byte", [4, 60])
-async def test_a_leader_whose_log_is_damaged_is_said_to_be(tmp_path, byte):
+async def test_a_leader_whose_log_is_damaged_is_said_to_be(tmp_path, byte, monkeypatch):
     """Nobody can follow it from there: another one has its own copy."""
+    patient_hand_overs(monkeypatch)
     lines = Group(tmp_path, 3)
     lines.start()
     try:

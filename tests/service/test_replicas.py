@@ -7,20 +7,32 @@ import shutil
 import pytest
 
 from duemq.errors import InvalidArgument, Timeout, Unavailable
+from duemq.transport import channel
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.record import MemberChange
 from duemq_server.replication.running import process
-from duemq_server.replication.running.leading import members
+from duemq_server.replication.running.leading import handing_over, members
+from duemq_server.replication.running.leading import term as term_module
 from duemq_server.replication.running.process import Replica
+from duemq_server.replication.running.v1 import replication_pb2 as pb
+from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.serving.process import live
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
-from tests.service.replica_group import KIND, Group, Lines, LinesService, LinesTerm
-from tests.service.running_cluster import until
+from tests.service.replica_group import (
+    KIND,
+    Group,
+    Lines,
+    LinesService,
+    LinesTerm,
+    patient_hand_overs,
+)
+from tests.service.running_cluster import WAIT_S, until
 
 
 @pytest.fixture
-async def group(tmp_path):
+async def group(tmp_path, monkeypatch):
+    patient_hand_overs(monkeypatch)
     groups = []
 
     def make(count, *, started=True, **settings):
@@ -216,6 +228,21 @@ async def test_an_operator_moves_the_leader(group):
     await lines.write(b"two")
     assert (await lines.leader()).name == to
     assert await lines_of(leader, 2) == [b"one", b"two"]
+
+
+async def test_whoever_moves_the_leader_is_told_also_if_that_one_sees_it_by_itself(
+    group, monkeypatch
+):
+    """Its look at the record once a second may come first."""
+    lines = group(3)
+    leader = await lines.in_sync(3)
+    to = next(name for name in lines.members if name != leader.name)
+    monkeypatch.setattr(handing_over, "LOOK_S", 1.0)
+    monkeypatch.setattr(term_module, "READ_S", 0.0)
+    async with channel.connect(leader.settings.listen) as connection:
+        asked = ReplicationStub(connection).HandOver(pb.HandOverRequest(to=to), timeout=WAIT_S)
+        assert (await asked).leader == to
+    await lines.write(b"goes on")
 
 
 def change(name, *, joins, accepted=False):

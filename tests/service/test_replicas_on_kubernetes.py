@@ -6,7 +6,7 @@ import pytest
 
 from duemq_server.replication.stores.kubernetes import KubernetesStore
 from duemq_server.replication.stores.store import StoreError
-from tests.service.replica_group import Group
+from tests.service.replica_group import Group, patient_hand_overs
 from tests.service.running_cluster import until
 from tests.unit.replication.stores.fake_api_server import FakeApiServer, Refusal
 
@@ -29,7 +29,8 @@ def server(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-async def lines(server, tmp_path):
+async def lines(server, tmp_path, monkeypatch):
+    patient_hand_overs(monkeypatch)
     group = Group(tmp_path, 2, lease_store="kubernetes")
     group.start()
     yield group

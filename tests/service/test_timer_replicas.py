@@ -31,7 +31,7 @@ from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.replica import TimerReplica
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.limits import Limits
-from tests.service.replica_group import Group, Member
+from tests.service.replica_group import Group, Member, patient_hand_overs
 from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
 from tests.service.test_timer_service import TOPIC, delivered, send
 
@@ -107,8 +107,9 @@ async def bodies(cluster: Cluster) -> list[bytes]:
 
 
 async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patient_hand_overs(monkeypatch)
     group = TimerGroup(tmp_path / "t0", cluster.nameserver)
     group.start()
     try:

@@ -18,6 +18,7 @@ from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.routing import diagnosis
 from duemq.v1 import nameserver_pb2
 from duemq.v1.stubs import NameserverStub
+from duemq_server.local_cluster.layout import bind_port
 from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.registry import Registry
@@ -153,7 +154,9 @@ async def test_who_registers_goes_on_with_new_certificates_of_a_new_authority(tm
     """Also where a nameserver that is started anew takes no others any more."""
     tls = certificate(ca, "server")
     settings = {**of_server(tls), "tls_verify_clients": True, "drain_timeout": 0.0}
-    registry, server = await nameserver(**settings)
+    held = bind_port(0)  # so that nobody else gets it in between
+    listen = f"127.0.0.1:{held.getsockname()[1]}"
+    registry, server = await nameserver(listen, **settings)
     report = nameserver_pb2.BrokerReport(name="b1", address="127.0.0.1:1", store_id=1)
     registration = Registration([server.address], 0.2, 1, lambda: report, tls=tls)
     registration.start()
@@ -161,13 +164,14 @@ async def test_who_registers_goes_on_with_new_certificates_of_a_new_authority(tm
     await server.stop()
     authority(tmp_path)
     certificate(ca, "server")
-    registry, server = await nameserver(listen=server.address, **settings)
+    registry, server = await nameserver(listen, **settings)
     await until(lambda: bool(registry.brokers))
     await registration.stop()
     await server.stop()
+    held.close()
 
 
-async def nameserver(listen: str = "127.0.0.1:0", **settings: Any) -> tuple[Registry, Server]:
+async def nameserver(listen: str, **settings: Any) -> tuple[Registry, Server]:
     clock = SteadyClock()
     registry = Registry(clock.now_ms(), expiry_ms=30_000)
     server = Server(NameserverSettings(listen=listen, ready_after=0.0, **settings))

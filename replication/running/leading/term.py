@@ -83,6 +83,8 @@ class Leading:
         self._loop = asyncio.get_running_loop()
         self.deposed: asyncio.Future[None] = self._loop.create_future()
         """Ends when somebody else leads, or will."""
+        self.answering = False
+        """Whoever asked for another leader is told before the term is given up, and does it."""
         self.no_space: asyncio.Future[None] = self._loop.create_future()
         """Ends when there was no space for FULL_MS, and another replica could lead."""
         self.short_of_space: Callable[[], bool] = lambda: False
@@ -216,6 +218,8 @@ class Leading:
             reason = "it reaches neither store nor all"
         log.warning("epoch %d is over: %s", self.leader.epoch, reason)
         self._shipping.wake()
+        if self.answering:
+            await asyncio.wait((self.deposed,))
         self.give_up()
 
     async def _confirm(self) -> None:

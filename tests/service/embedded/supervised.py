@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq_server.local_cluster import ClusterEvent, plan
+from duemq_server.local_cluster import ClusterEvent, plan, readiness
 
 HERE = Path(__file__).parent
 WAIT_S = 60
@@ -17,6 +17,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(plan.MODULES, "timer", module)
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("PYTHONPATH", str(HERE))
+    # A question that is given up says of somebody who serves that nobody leads.
+    monkeypatch.setattr(readiness, "RPC_TIMEOUT_S", WAIT_S)
 
 
 def order(directory: Path, member: str, name: str) -> Path:

@@ -39,7 +39,7 @@ def test_a_call_that_comes_as_the_loop_ends_raises_closed() -> None:
             await asyncio.Event().wait()
         finally:
             ending.set()
-            refused.wait(5)
+            refused.wait(60)
 
     async def forever() -> None:
         await asyncio.Event().wait()
