@@ -148,15 +148,10 @@ class CoordinatorServicer:
             finally:
                 for task in others:
                     task.cancel()
-        except asyncio.CancelledError:
-            session.ended = True
-            raise
         finally:
             if self._sessions.get(key) is session and not session.said_goodbye:
                 del self._sessions[key]
             self._telling.drop(session)
-            if session.fence is not None and session.ended:
-                self._rebalancer.post(partial(self._gone, key, session.incarnation))
 
     async def _joined(self, hello: Hello, session: Session, context: Any) -> None:
         try:
@@ -196,7 +191,10 @@ class CoordinatorServicer:
         retired = False
         async for event in requests:
             if session.fence is not None:
-                continue  # it has not read that yet
+                if event.WhichOneof("event") != "leave":
+                    continue  # it has not read that yet
+                self._rebalancer.post(partial(self._gone, key, session.incarnation))
+                return
             if self._sessions.get(key) is not session or session.overrun:
                 return  # the member speaks over another stream now, or is to come again
             kind = event.WhichOneof("event")
@@ -213,12 +211,11 @@ class CoordinatorServicer:
                 let_go = partial(self._let_go, key, session, event.released)
                 await self._rebalancer.done(let_go, key[0])
             elif kind == "leave":
-                session.said_goodbye = session.ended = True
+                session.said_goodbye = True
                 await self._rebalancer.done_for_sure(lambda _: self._quit(key, session), key[0])
                 return
             else:
                 raise checks.wrong("event", kind, "heartbeat, released or leave after a hello")
-        session.ended = True
 
     async def _let_go(
         self, key: Key, session: Session, released: group_pb2.Released, slices: Slices
