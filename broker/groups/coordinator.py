@@ -34,7 +34,8 @@ restarted coordinator, or one that a group moved to, does not know who holds wha
 back say so, and name the members that they were last told of (everyone is told when one comes or
 goes).  Until all of these are back, or a session timeout has passed, the others' queues are not
 given away (`hold`); for a newcomer, since the brokers changed, as then all members heard that the
-group moved.  A group that nobody has heard of is assigned at once.  All members of a group
+group moved.  So it is where a group without members is known here, and another coordinator had it
+meanwhile.  A group that nobody has heard of is assigned at once.  All members of a group
 read the same with the same strategy; for a session timeout after a coordinator has come to a group,
 those who were its members before decide what that is, and a newcomer that differs is turned out.
 """
@@ -152,13 +153,18 @@ class Coordinator:
         """
         hello.check()
         self._cluster.check_coordinator(hello.group)
-        group = self.table.find(hello.group) or self._new_group(hello, now_ms, known_generation)
+        known = self.table.find(hello.group)
+        group = known or self._new_group(hello, now_ms, known_generation)
         arrival.check_incarnation(group, hello)
         misfits = arrival.misfits(group, hello, now_ms)
         if not misfits:
             arrival.check_fits(group, hello)
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
+        if not group.members and group.hold_until_ms is None:
+            # A reset counts a fence on by one: that is no coordinator's.
+            newer_than = group.generation + GENERATION_MARKS if known else 0
+            self._hold_back(group, hello, now_ms, lived=known_generation > newer_than)
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
@@ -349,14 +355,19 @@ class Coordinator:
         if not (hello.generation or known_generation):
             self._check_known(hello.group)
         group = self.table.make(hello.group, now_ms)
+        group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
+        return group
+
+    def _hold_back(self, group: Group, hello: Hello, now_ms: int, *, lived: bool) -> None:
+        """A group without members may have some, of a coordinator that there was meanwhile.
+
+        They heard when the brokers changed.
+        """
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
-        group.young_until_ms = now_ms + timeout_ms
-        # Members of a coordinator before this one heard when the brokers changed.
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
-        if (hello.generation or known_generation) and heard_ms + timeout_ms > now_ms:
+        if (hello.generation or lived) and heard_ms + timeout_ms > now_ms:
             group.absent = None
             group.hold_until_ms = heard_ms + timeout_ms
-        return group
 
     def _remove(self, group: Group, member_ids: Collection[str], now_ms: int) -> None:
         if not member_ids:
