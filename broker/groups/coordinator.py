@@ -359,10 +359,7 @@ class Coordinator:
         return group
 
     def _hold_back(self, group: Group, hello: Hello, now_ms: int, *, lived: bool) -> None:
-        """A group without members may have some, of a coordinator that there was meanwhile.
-
-        They heard when the brokers changed.
-        """
+        """Members of another coordinator, who heard when the brokers changed, may have queues."""
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
         if (hello.generation or lived) and heard_ms + timeout_ms > now_ms:
