@@ -118,12 +118,13 @@ class CoordinatorServicer:
                 async with asyncio.timeout(wait_s):
                     await self._earlier.wait()
             except TimeoutError:
-                await self._rebalancer.done(self._expire)
+                # As of now: that others have their turn before it is no sleep of this broker.
+                await self._rebalancer.done(partial(self._expire, self._clock()))
             else:  # one look at all groups for many changes; no deadline is as near as that
                 await asyncio.sleep(GATHER_S)
 
-    async def _expire(self, _slices: Slices) -> None:
-        self._coordinator.expire(self._clock())
+    async def _expire(self, now_ms: int, _slices: Slices) -> None:
+        self._coordinator.expire(now_ms)
 
     def _publish(self, everything: Sequence[Told]) -> None:
         self._telling.publish(everything)
