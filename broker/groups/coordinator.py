@@ -365,6 +365,7 @@ class Coordinator:
         if (hello.generation or lived) and heard_ms + timeout_ms > now_ms:
             group.absent = None
             group.hold_until_ms = heard_ms + timeout_ms
+            group.young_until_ms = now_ms + timeout_ms
 
     def _remove(self, group: Group, member_ids: Collection[str], now_ms: int) -> None:
         if not member_ids:

@@ -173,6 +173,17 @@ def test_a_newcomer_does_not_rob_such_a_group_either_but_does_not_wait_for_one_t
     assert told(step) == {"m1": (0, 1, 2, 3)}
 
 
+def test_in_such_a_group_former_members_decide_what_it_reads() -> None:
+    coordinator = new_coordinator()
+    old = only(coordinator.join(hello("m0"), T0)).generation
+    coordinator.leave("g", "m0", T0)
+    elsewhere = old + 500 * GENERATION_MARKS
+    coordinator = restarted(coordinator, T0 + 1_000)
+    coordinator.join(hello("m1", topics=("mail",)), T0 + 1_000, elsewhere)
+    step = coordinator.join(hello("m2", generation=elsewhere), T0 + 2_000)
+    assert [each.member_id for each in step.turned_out] == ["m1"]
+
+
 def test_who_was_alone_and_silent_for_too_long_has_all_queues_at_once() -> None:
     coordinator = new_coordinator()
     first = only(coordinator.join(hello("m1"), T0))
