@@ -532,9 +532,13 @@ class _Judge:
     def _is_untold(self, run: Run, holding: Holding, taker: Holding) -> bool:
         """Another process has its name, and its coordinator may have been away."""
         place = self._places.get(holding.member)
-        return place is not None and place == self._places.get(taker.member) and any(
-            each["at"] <= taker.at and run.looked_at <= each["until"]
-            for each in self._events["shaken"]
+        return (
+            place is not None
+            and place == self._places.get(taker.member)
+            and any(
+                each["at"] <= taker.at and run.looked_at <= each["until"]
+                for each in self._events["shaken"]
+            )
         )
 
     def _check_looks(self) -> None:
