@@ -202,13 +202,14 @@ async def test_a_newer_process_of_a_static_member_fences_the_older_out(coordinat
         await old.say(heartbeat=group_pb2.Heartbeat(generation=before))
         await new.say(heartbeat=group_pb2.Heartbeat(generation=generation))
         assert (await new.hear()).WhichOneof("event") == "heartbeat_ack"
+        asked = group_pb2.DescribeGroupRequest(group=GROUP)
+        assert (await coordinator.stub(HERE).DescribeGroup(asked)).waits_until_ms > 0
         await old.say(leave=group_pb2.Leave())
         assert await new.assignment() == (generation, queues)
         assert isinstance(await old.failure(), FencedMember)
-        description = await coordinator.stub(HERE).DescribeGroup(
-            group_pb2.DescribeGroupRequest(group=GROUP)
-        )
+        description = await coordinator.stub(HERE).DescribeGroup(asked)
         assert [member.incarnation for member in description.members] == [11]
+        assert description.waits_until_ms == 0
 
 
 async def test_a_replaced_process_whose_stream_just_ends_may_not_have_read_why(

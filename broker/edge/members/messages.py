@@ -123,7 +123,9 @@ async def description(group: Group) -> group_pb2.GroupDescription:
         coordinator=True,
         generation=group.generation,
         strategy=group.strategy,
-        waits_until_ms=group.hold_until_ms or 0,
+        waits_until_ms=max(
+            [group.hold_until_ms or 0, *(each.until_ms for each in group.replaced.values())]
+        ),
     )
     members = sorted(group.members.values(), key=lambda each: each.member_id)
     slices = Slices()
