@@ -162,9 +162,9 @@ class Coordinator:
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
         if not group.members and group.hold_until_ms is None:
-            # A reset counts a fence on by one: that is no coordinator's.
-            newer_than = group.generation + GENERATION_MARKS if known else 0
-            self._hold_back(group, hello, now_ms, lived=known_generation > newer_than)
+            lived = hello.generation or known_generation
+            if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
+                self._hold_back(group, hello, now_ms)
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
@@ -358,11 +358,11 @@ class Coordinator:
         group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
         return group
 
-    def _hold_back(self, group: Group, hello: Hello, now_ms: int, *, lived: bool) -> None:
+    def _hold_back(self, group: Group, hello: Hello, now_ms: int) -> None:
         """Members of another coordinator, who heard when the brokers changed, may have queues."""
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
-        if (hello.generation or lived) and heard_ms + timeout_ms > now_ms:
+        if heard_ms + timeout_ms > now_ms:
             group.absent = None
             group.hold_until_ms = heard_ms + timeout_ms
             group.young_until_ms = now_ms + timeout_ms

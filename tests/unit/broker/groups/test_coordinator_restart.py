@@ -184,11 +184,14 @@ def test_in_such_a_group_former_members_decide_what_it_reads() -> None:
     assert [each.member_id for each in step.turned_out] == ["m1"]
 
 
-def test_who_was_alone_and_silent_for_too_long_has_all_queues_at_once() -> None:
+@pytest.mark.parametrize("members", [("m1",), ()], ids=["names itself", "names nobody"])
+def test_who_was_alone_and_silent_for_too_long_has_all_queues_at_once(
+    members: tuple[str, ...],
+) -> None:
     coordinator = new_coordinator()
     first = only(coordinator.join(hello("m1"), T0))
     coordinator.tick(T0 + TIMEOUT_MS)
-    back = hello("m1", generation=first.generation, members=("m1",))
+    back = hello("m1", generation=first.generation, members=members)
     assert told(coordinator.join(back, T0 + TIMEOUT_MS + 1)) == {"m1": (0, 1, 2, 3)}
 
 
