@@ -72,14 +72,14 @@ def _others(group: Group, hello: Hello) -> list[Member]:
 
 
 def was_elsewhere(group: Group, hello: Hello, known_generation: int) -> bool:
-    """Another coordinator may have had this group, which is known here without members.
+    """Another coordinator may have had this group meanwhile, which is known here.
 
     Who names nobody else has nobody to wait for.  A reset counts a fence on by one.
     """
+    if max(hello.generation, known_generation) > group.generation + GENERATION_MARKS:
+        return True
     others = set(hello.members) - {hello.member_id}
-    return bool(hello.generation and others) or (
-        known_generation > group.generation + GENERATION_MARKS
-    )
+    return not group.members and hello.generation > 0 and bool(others)
 
 
 def keep_back(group: Group, before: Member, now_ms: int) -> None:

@@ -34,8 +34,8 @@ restarted coordinator, or one that a group moved to, does not know who holds wha
 back say so, and name the members that they were last told of (everyone is told when one comes or
 goes).  Until all of these are back, or a session timeout has passed, the others' queues are not
 given away (`hold`); for a newcomer, since the brokers changed, as then all members heard that the
-group moved.  So it is where a group without members is known here, and another coordinator had it
-meanwhile.  A group that nobody has heard of is assigned at once.  All members of a group
+group moved.  So it is where the group is known here, and another coordinator had it meanwhile: this
+one slept, or was cut off, and whom it takes for members may have lost their queues.  A group that nobody has heard of is assigned at once.  All members of a group
 read the same with the same strategy; for a session timeout after a coordinator has come to a group,
 those who were its members before decide what that is, and a newcomer that differs is turned out.
 """
@@ -161,7 +161,7 @@ class Coordinator:
             arrival.check_fits(group, hello)
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
-        if not group.members and group.hold_until_ms is None:
+        if group.hold_until_ms is None:
             lived = hello.generation or known_generation
             if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
                 self._hold_back(group, hello, now_ms)
@@ -363,7 +363,7 @@ class Coordinator:
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
         if heard_ms + timeout_ms > now_ms:
-            group.absent = None
+            group.absent = {m.member_id: m.session_timeout_ms for m in group.members.values()} or None
             group.hold_until_ms = heard_ms + timeout_ms
             group.young_until_ms = now_ms + timeout_ms
 

@@ -160,6 +160,19 @@ def test_a_group_that_comes_back_to_a_coordinator_that_knows_it_without_members_
     assert only(step).generation > newer
 
 
+def test_a_group_that_comes_back_to_a_coordinator_that_slept_is_held() -> None:
+    """Whom it takes for its members have lost queues to others meanwhile."""
+    coordinator, generation = two_members()
+    newer = generation + 5_000 * GENERATION_MARKS
+    back = {"generation": newer, "members": ("m1", "m2", "m3")}
+    step = coordinator.join(hello("m1", owned=queues(0), **back), T0 + 6_000)
+    assert told(step) == {"m1": (0,), "m2": (2, 3)}  # nobody has 1 now
+    step = coordinator.join(hello("m3", owned=queues(1, 2), **back), T0 + 6_001)
+    assert told(step) == {"m2": (3,), "m3": (1, 2)}
+    step = coordinator.join(hello("m2", owned=queues(3), **back), T0 + 6_002)
+    assert told(step) == {"m2": (), "m3": ()}  # by the rule m1 gets 1, m2 2, m3 3: all move first
+
+
 def test_a_newcomer_does_not_rob_such_a_group_either_but_does_not_wait_for_one_that_was_reset() -> (
     None
 ):
