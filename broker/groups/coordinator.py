@@ -35,9 +35,10 @@ back say so, and name the members that they were last told of (everyone is told 
 goes).  Until all of these are back, or a session timeout has passed, the others' queues are not
 given away (`hold`); for a newcomer, since the brokers changed, as then all members heard that the
 group moved.  So it is where the group is known here, and another coordinator had it meanwhile: this
-one slept, or was cut off, and whom it takes for members may have lost their queues.  A group that nobody has heard of is assigned at once.  All members of a group
-read the same with the same strategy; for a session timeout after a coordinator has come to a group,
-those who were its members before decide what that is, and a newcomer that differs is turned out.
+one slept, or was cut off, and whom it takes for members may have lost their queues.  A group that
+nobody has heard of is assigned at once.  All members of a group read the same with the same
+strategy; for a session timeout after a coordinator has come to a group, those who were its members
+before decide what that is, and a newcomer that differs is turned out.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -363,7 +364,9 @@ class Coordinator:
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
         if heard_ms + timeout_ms > now_ms:
-            group.absent = {m.member_id: m.session_timeout_ms for m in group.members.values()} or None
+            group.absent = {
+                m.member_id: m.session_timeout_ms for m in group.members.values()
+            } or None
             group.hold_until_ms = heard_ms + timeout_ms
             group.young_until_ms = now_ms + timeout_ms
 
