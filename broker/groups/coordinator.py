@@ -307,13 +307,13 @@ class Coordinator:
         return self._next_ms
 
     def forget(self, group_name: str) -> None:
-        """The group is deleted.  Raises InvalidArgument while it has members."""
+        """The group is deleted.  Raises InvalidArgument while it has or awaits members."""
         group = self.table.find(group_name)
         if group is None:
             return
-        if group.members:
+        if group.members or group.absent:
             raise InvalidArgument(
-                f"group: {group_name!r} has {len(group.members)} members: close them first",
+                f"group: {group_name!r} has, or awaits, members: close them first",
                 field="group",
                 value=group_name,
                 limit="a group without members",
@@ -321,10 +321,7 @@ class Coordinator:
         self.table.drop(group)
 
     def owner(self, group_name: str) -> str | None:
-        """Answers the broker that coordinates a group, as this one sees the cluster.
-
-        None: it sees nobody yet.
-        """
+        """Answers the broker that coordinates a group, as is seen here; None: nobody is seen yet."""
         return self._cluster.owner(group_name)
 
     # --- looking inside -----------------------------------------------------------------------
@@ -363,10 +360,9 @@ class Coordinator:
         """Members of another coordinator, who heard when the brokers changed, may have queues."""
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
+        members = group.members.values()
         if heard_ms + timeout_ms > now_ms:
-            group.absent = {
-                m.member_id: m.session_timeout_ms for m in group.members.values()
-            } or None
+            group.absent = {m.member_id: m.session_timeout_ms for m in members} or None
             group.hold_until_ms = heard_ms + timeout_ms
             group.young_until_ms = now_ms + timeout_ms
 
