@@ -321,7 +321,7 @@ class Coordinator:
         self.table.drop(group)
 
     def owner(self, group_name: str) -> str | None:
-        """Answers the broker that coordinates a group, as is seen here; None: nobody is seen yet."""
+        """Answers the broker that coordinates a group, as is seen here; None: nobody is yet."""
         return self._cluster.owner(group_name)
 
     # --- looking inside -----------------------------------------------------------------------

@@ -498,7 +498,9 @@ async def test_a_topic_that_only_one_broker_has(cluster, topic, admin) -> None:
 
 async def test_a_group_whose_members_are_awaited_is_not_deleted(cluster, topic, admin) -> None:
     """After a start of its coordinator they are on their way back, and would have no offsets."""
+    await admin.put_group(GROUP)
     name = balance.coordinator(GROUP, BROKERS)
+    assert name is not None
     hello = group_pb2.Hello(
         group=GROUP,
         member_id="left",
@@ -520,3 +522,4 @@ async def test_a_group_whose_members_are_awaited_is_not_deleted(cluster, topic, 
     assert not (await admin.describe_group(GROUP)).members
     with pytest.raises(InvalidArgument, match="awaits"):
         await admin.delete_group(GROUP)
+    assert (await admin.describe_group(GROUP)).without_settings == ()

@@ -133,7 +133,7 @@ def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:
 
 
 def test_a_group_is_not_deleted_while_members_of_before_a_restart_are_awaited() -> None:
-    before, generation = two_members()
+    before, _ = two_members()
     coordinator = restarted(before, T0 + 1_000)
     with pytest.raises(InvalidArgument, match="awaits"):
         coordinator.forget("g")
