@@ -312,8 +312,7 @@ class Membership:
             try:
                 self._raise_error_of(event)
             except FencedMember:  # which the end of the stream will say, too
-                if lease is not None:
-                    lease.end()
+                await self._owner.fenced()  # before others hear that they may have the queues
                 await self._send(LEAVE)
                 continue
             if claimed and lease is not None and lease.over:
