@@ -118,12 +118,13 @@ class CoordinatorServicer:
                 async with asyncio.timeout(wait_s):
                     await self._earlier.wait()
             except TimeoutError:
-                await self._rebalancer.done(self._expire)
+                # As of now: that others have their turn before it is no sleep of this broker.
+                await self._rebalancer.done(partial(self._expire, self._clock()))
             else:  # one look at all groups for many changes; no deadline is as near as that
                 await asyncio.sleep(GATHER_S)
 
-    async def _expire(self, _slices: Slices) -> None:
-        self._coordinator.expire(self._clock())
+    async def _expire(self, now_ms: int, _slices: Slices) -> None:
+        self._coordinator.expire(now_ms)
 
     def _publish(self, everything: Sequence[Told]) -> None:
         self._telling.publish(everything)
@@ -148,15 +149,10 @@ class CoordinatorServicer:
             finally:
                 for task in others:
                     task.cancel()
-        except asyncio.CancelledError:
-            session.ended = True
-            raise
         finally:
             if self._sessions.get(key) is session and not session.said_goodbye:
                 del self._sessions[key]
             self._telling.drop(session)
-            if session.fence is not None and session.ended:
-                self._rebalancer.post(partial(self._gone, key, session.incarnation))
 
     async def _joined(self, hello: Hello, session: Session, context: Any) -> None:
         try:
@@ -174,7 +170,7 @@ class CoordinatorServicer:
             self._clock(),
             known_generation,
             replaces_connected=before is not None
-            and not before.ended
+            and not before.said_goodbye
             and before.incarnation < hello.incarnation,
         )
         if before is not None:
@@ -198,7 +194,10 @@ class CoordinatorServicer:
         retired = False
         async for event in requests:
             if session.fence is not None:
-                continue  # it has not read that yet
+                if event.WhichOneof("event") != "leave":
+                    continue  # it has not read that yet
+                self._rebalancer.post(partial(self._gone, key, session.incarnation))
+                return
             if self._sessions.get(key) is not session or session.overrun:
                 return  # the member speaks over another stream now, or is to come again
             kind = event.WhichOneof("event")
@@ -215,12 +214,11 @@ class CoordinatorServicer:
                 let_go = partial(self._let_go, key, session, event.released)
                 await self._rebalancer.done(let_go, key[0])
             elif kind == "leave":
-                session.said_goodbye = session.ended = True
+                session.said_goodbye = True
                 await self._rebalancer.done_for_sure(lambda _: self._quit(key, session), key[0])
                 return
             else:
                 raise checks.wrong("event", kind, "heartbeat, released or leave after a hello")
-        session.ended = True
 
     async def _let_go(
         self, key: Key, session: Session, released: group_pb2.Released, slices: Slices

@@ -1,6 +1,7 @@
 """A member comes into its group, or comes back: who may, and what is its own.  Pure.
 
     may it?     check_incarnation ──► misfits, or check_fits
+    held back?  was_elsewhere
     its own     keep_back, if it replaces a process ──► await_members ──► drop_unowned, if it was
                 here ──► claim ──► incarnate
 
@@ -17,6 +18,7 @@ from duemq_server.broker.groups.members import (
     Replaced,
     check_agree,
 )
+from duemq_server.broker.store.offsets import GENERATION_MARKS
 
 # Of a group: static member ids whose last incarnation is remembered, present or not.
 INCARNATIONS_MAX = 2 * MEMBERS_MAX
@@ -67,6 +69,17 @@ def check_fits(group: Group, hello: Hello) -> None:
 
 def _others(group: Group, hello: Hello) -> list[Member]:
     return [m for m in group.members.values() if m.member_id != hello.member_id]
+
+
+def was_elsewhere(group: Group, hello: Hello, known_generation: int) -> bool:
+    """Another coordinator may have had this group meanwhile, which is known here.
+
+    Who names nobody else has nobody to wait for.  A reset counts a fence on by one.
+    """
+    if max(hello.generation, known_generation) > group.generation + GENERATION_MARKS:
+        return True
+    others = set(hello.members) - {hello.member_id}
+    return not group.members and hello.generation > 0 and bool(others)
 
 
 def keep_back(group: Group, before: Member, now_ms: int) -> None:

@@ -34,9 +34,11 @@ restarted coordinator, or one that a group moved to, does not know who holds wha
 back say so, and name the members that they were last told of (everyone is told when one comes or
 goes).  Until all of these are back, or a session timeout has passed, the others' queues are not
 given away (`hold`); for a newcomer, since the brokers changed, as then all members heard that the
-group moved.  A group that nobody has heard of is assigned at once.  All members of a group
-read the same with the same strategy; for a session timeout after a coordinator has come to a group,
-those who were its members before decide what that is, and a newcomer that differs is turned out.
+group moved.  So it is where the group is known here, and another coordinator had it meanwhile: this
+one slept, or was cut off, and whom it takes for members may have lost their queues.  A group that
+nobody has heard of is assigned at once.  All members of a group read the same with the same
+strategy; for a session timeout after a coordinator has come to a group, those who were its members
+before decide what that is, and a newcomer that differs is turned out.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -152,13 +154,18 @@ class Coordinator:
         """
         hello.check()
         self._cluster.check_coordinator(hello.group)
-        group = self.table.find(hello.group) or self._new_group(hello, now_ms, known_generation)
+        known = self.table.find(hello.group)
+        group = known or self._new_group(hello, now_ms, known_generation)
         arrival.check_incarnation(group, hello)
         misfits = arrival.misfits(group, hello, now_ms)
         if not misfits:
             arrival.check_fits(group, hello)
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
+        if group.hold_until_ms is None:
+            lived = hello.generation or known_generation
+            if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
+                self._hold_back(group, hello, now_ms)
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
@@ -300,13 +307,13 @@ class Coordinator:
         return self._next_ms
 
     def forget(self, group_name: str) -> None:
-        """The group is deleted.  Raises InvalidArgument while it has members."""
+        """The group is deleted.  Raises InvalidArgument while it has or awaits members."""
         group = self.table.find(group_name)
         if group is None:
             return
-        if group.members:
+        if group.members or group.absent:
             raise InvalidArgument(
-                f"group: {group_name!r} has {len(group.members)} members: close them first",
+                f"group: {group_name!r} has, or awaits, members: close them first",
                 field="group",
                 value=group_name,
                 limit="a group without members",
@@ -314,10 +321,7 @@ class Coordinator:
         self.table.drop(group)
 
     def owner(self, group_name: str) -> str | None:
-        """Answers the broker that coordinates a group, as this one sees the cluster.
-
-        None: it sees nobody yet.
-        """
+        """Answers the broker that coordinates a group, as is seen here; None: nobody is yet."""
         return self._cluster.owner(group_name)
 
     # --- looking inside -----------------------------------------------------------------------
@@ -349,14 +353,18 @@ class Coordinator:
         if not (hello.generation or known_generation):
             self._check_known(hello.group)
         group = self.table.make(hello.group, now_ms)
-        timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
-        group.young_until_ms = now_ms + timeout_ms
-        # Members of a coordinator before this one heard when the brokers changed.
-        heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
-        if (hello.generation or known_generation) and heard_ms + timeout_ms > now_ms:
-            group.absent = None
-            group.hold_until_ms = heard_ms + timeout_ms
+        group.young_until_ms = now_ms + (hello.session_timeout_ms or self._session_timeout_ms)
         return group
+
+    def _hold_back(self, group: Group, hello: Hello, now_ms: int) -> None:
+        """Members of another coordinator, who heard when the brokers changed, may have queues."""
+        timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
+        heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
+        members = group.members.values()
+        if heard_ms + timeout_ms > now_ms:
+            group.absent = {m.member_id: m.session_timeout_ms for m in members} or None
+            group.hold_until_ms = heard_ms + timeout_ms
+            group.young_until_ms = now_ms + timeout_ms
 
     def _remove(self, group: Group, member_ids: Collection[str], now_ms: int) -> None:
         if not member_ids:

@@ -7,7 +7,8 @@ lies, so that of a retried message is one of %RETRY%<group>.  `member` names a p
     by the driver
       sent         id, key, failures            failures: how often the callback shall fail
       acked        id
-      began        member, at                   killed    member, at
+      began        member, place, at            place: the name that processes share, or null
+      killed       member, at
       paused       member, at                   (SIGSTOP)
       shaken       broker, at, until            a broker killed or paused, and when it was back
       stored       id, queue, offset, attempt, source: [queue, offset] | null   the log, at the end
@@ -59,6 +60,11 @@ again
 and then calls.  Between the two it may be stopped for any time.  So a callback may begin late, one
 a worker, if the look lay before the loss (`looked_at`); and callbacks that ran when the session
 ended may end late.  Their results are never committed.
+
+**What a process may do that another one has replaced under its name.**  It is told so, and begins
+nothing more, by the time that the other one has the queue.  Where a broker was killed or paused
+meanwhile it may have lost the stream that it would have been told on: then it may begin callbacks
+until that has settled.
 """
 
 from __future__ import annotations
@@ -175,6 +181,7 @@ class _Judge:
         for event in history:
             self._events[event["event"]].append(event)
         self._sent = {event["id"]: event for event in self._events["sent"]}
+        self._places = {event["member"]: event.get("place") for event in self._events["began"]}
         self._stored: dict[Place, Event] = {_place(e): e for e in self._events["stored"]}
         self._children: dict[Place, list[Event]] = defaultdict(list)
         for event in self._events["stored"]:
@@ -511,16 +518,28 @@ class _Judge:
         for holding in self._all_holdings():
             by_queue[holding.queue].append(holding)
         for holding in self._all_holdings():
-            taken = min(
-                (h.at for h in by_queue[holding.queue] if h.generation > holding.generation),
-                default=FOREVER,
-            )
+            newer = [h for h in by_queue[holding.queue] if h.generation > holding.generation]
+            if not newer:
+                continue
+            taker = min(newer, key=lambda each: each.at)
             for run in holding.runs:
-                if run.looked_at > taken:
-                    ms = (run.looked_at - taken) / 1e6
+                if run.looked_at > taker.at and not self._is_untold(run, holding, taker):
+                    ms = (run.looked_at - taker.at) / 1e6
                     what = f"{run.id} was allowed to begin"
                     self._fault("overlapping", f"{what} {ms:.1f} ms after {holding} lost it")
         self._check_looks()
+
+    def _is_untold(self, run: Run, holding: Holding, taker: Holding) -> bool:
+        """Another process has its name, and its coordinator may have been away."""
+        place = self._places.get(holding.member)
+        return (
+            place is not None
+            and place == self._places.get(taker.member)
+            and any(
+                each["at"] <= taker.at and run.looked_at <= each["until"]
+                for each in self._events["shaken"]
+            )
+        )
 
     def _check_looks(self) -> None:
         looks: dict[tuple[str, int], int] = {}

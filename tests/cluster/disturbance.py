@@ -143,7 +143,7 @@ class Group:
                 "member_name": place if self._plan["static"] else None,
                 "calls": self._plan["calls"][self._started % len(self._plan["calls"])],
             }
-            self._journal.now("began", member=name, place=place)
+            self._journal.now("began", member=name, place=plan["member_name"])
             command = [sys.executable, "-m", "tests.cluster.recording_member"]
             command += [str(self._directory / f"{name}.jsonl"), name, json.dumps(plan)]
             with open(self._directory / f"{name}.log", "wb") as log:

@@ -22,10 +22,13 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
+from duemq.protocol import balance
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX
 from duemq.protocol.retry_policy import ExponentialDelays
 from duemq.settings import ClientSettings
-from duemq.v1 import admin_pb2, broker_pb2
+from duemq.transport import channel
+from duemq.v1 import admin_pb2, broker_pb2, group_pb2, stubs
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, soon_given_up, until
 
@@ -500,3 +503,32 @@ async def test_a_topic_that_only_one_broker_has(cluster, topic, admin) -> None:
     assert await offsets(admin, "billing-2", only) == {("b0", 0): 2}
     assert [m.body for m in (await admin.find_messages(only)).messages] == [b"a", b"b"]
     await admin.skip_backlog(GROUP, only)
+
+
+async def test_a_group_whose_members_are_awaited_is_not_deleted(cluster, topic, admin) -> None:
+    """After a start of its coordinator they are on their way back, and would have no offsets."""
+    await admin.put_group(GROUP)
+    name = balance.coordinator(GROUP, BROKERS)
+    assert name is not None
+    hello = group_pb2.Hello(
+        group=GROUP,
+        member_id="left",
+        subscriptions=[group_pb2.Subscription(topic=topic)],
+        session_timeout_ms=SESSION_TIMEOUT_MS_MAX,
+        generation=7,
+        members=["left", "still-away"],
+    )
+    connection = channel.connect(cluster.brokers[name].server.address)
+    try:
+        stream = stubs.GroupCoordinatorStub(connection).Join()
+        await stream.write(group_pb2.MemberEvent(hello=hello))
+        await stream.write(group_pb2.MemberEvent(leave=group_pb2.Leave()))
+        await stream.done_writing()
+        async for _ in stream:
+            """Until it has left."""
+    finally:
+        await connection.close()
+    assert not (await admin.describe_group(GROUP)).members
+    with pytest.raises(InvalidArgument, match="awaits"):
+        await admin.delete_group(GROUP)
+    assert (await admin.describe_group(GROUP)).without_settings == ()

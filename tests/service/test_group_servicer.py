@@ -17,6 +17,7 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.protocol import balance
+from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX
 from duemq.transport import channel, status
 from duemq.v1 import (
     broker_pb2,
@@ -197,19 +198,39 @@ async def test_a_newer_process_of_a_static_member_fences_the_older_out(coordinat
         for fenced in (error, await late.failure()):
             assert isinstance(fenced, FencedMember)
             assert (fenced.field, fenced.value, fenced.limit) == ("incarnation", "10", "11")
-        # It may be in a callback, or begin one, until it ends the stream that it read that on.
+        # It may be in a callback, or begin one, until it has said that it read that.
         await old.say(heartbeat=group_pb2.Heartbeat(generation=before))
         await new.say(heartbeat=group_pb2.Heartbeat(generation=generation))
         assert (await new.hear()).WhichOneof("event") == "heartbeat_ack"
-        describe = group_pb2.DescribeGroupRequest(group=GROUP)
-        description = await coordinator.stub(HERE).DescribeGroup(describe)
-        assert description.waits_until_ms > 0
-        await old.end()
+        asked = group_pb2.DescribeGroupRequest(group=GROUP)
+        assert (await coordinator.stub(HERE).DescribeGroup(asked)).waits_until_ms > 0
+        await old.say(leave=group_pb2.Leave())
         assert await new.assignment() == (generation, queues)
         assert isinstance(await old.failure(), FencedMember)
-        description = await coordinator.stub(HERE).DescribeGroup(describe)
-        assert description.waits_until_ms == 0
+        description = await coordinator.stub(HERE).DescribeGroup(asked)
         assert [member.incarnation for member in description.members] == [11]
+        assert description.waits_until_ms == 0
+
+
+async def test_a_replaced_process_whose_stream_just_ends_may_not_have_read_why(
+    coordinator, topic
+) -> None:
+    """It gave the stream up for another reason, say, and is on its way back."""
+    long = {"session_timeout_ms": SESSION_TIMEOUT_MS_MAX}
+    async with (
+        coordinator.joined(HERE) as old,
+        coordinator.joined(HERE) as new,
+        coordinator.joined(HERE) as other,
+    ):
+        await old.hello(GROUP, "pod-1", topic, incarnation=10, **long)
+        await old.assignment()
+        await new.hello(GROUP, "pod-1", topic, incarnation=11, **long)
+        await new.assignment()
+        await old.end()
+        assert isinstance(await old.failure(), FencedMember)
+        await other.hello(GROUP, "pod-2", topic, incarnation=10, **long)
+        for each in new, other:
+            assert (await each.assignment())[1] == set()
 
 
 async def test_a_member_that_reads_something_else_is_refused(coordinator, topic) -> None:

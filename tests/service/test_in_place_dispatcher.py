@@ -388,6 +388,25 @@ async def test_a_queue_taken_over_again_waits_for_its_last_callback(asynchronous
 
 
 @either
+async def test_a_queue_taken_over_again_is_not_quiet_before_its_last_callback_has_ended(
+    asynchronous: bool,
+) -> None:
+    """Else the next owner would begin beside it."""
+    journal, before, after = Journal(), source(), source()
+    gate = journal.hold(0)
+    async with consuming("key", journal.callback(asynchronous)) as consumption:
+        consumption.give(before, "a")
+        await until(lambda: journal.offsets == [0])
+        before.pending.drop()
+        after.pending.drop()  # nothing of it was pulled yet
+        quiet = asyncio.create_task(consumption.dispatcher.quiet(after))
+        await asyncio.sleep(0.01)
+        assert not quiet.done()
+        gate.set()
+        await quiet
+
+
+@either
 async def test_lists_are_of_one_queue_in_order_and_fail_as_a_whole(asynchronous: bool) -> None:
     calls: list[list[int]] = []
     fail = [ValueError("no"), ValueError("again")]

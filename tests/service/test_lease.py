@@ -72,14 +72,14 @@ class HearingCoordinator(PlayedCoordinator):
 
 
 class FencingCoordinator(PlayedCoordinator):
-    """Tells a member that it is another process now, and sees its stream end."""
+    """Tells a member that it is another process now, and hears that it has read that."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fence = asyncio.Event()
-        self.lease: Lease | None = None
-        self.was_over: bool | None = None
-        """The member's lease, when its stream had ended."""
+        self.holder = Holder()
+        self.held: frozenset[MessageQueue] | None = None
+        """By the member, when it said goodbye."""
 
     async def Join(
         self, requests: AsyncIterator[group_pb2.MemberEvent], context: grpc.aio.ServicerContext
@@ -89,10 +89,10 @@ class FencingCoordinator(PlayedCoordinator):
         await self.fence.wait()
         fenced = FencedMember("replaced", field="incarnation", value=1, limit=2)
         yield group_pb2.CoordinatorEvent(error=status.to_proto(fenced))
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.was_over = self.lease is not None and self.lease.over
+        async for event in requests:
+            if event.WhichOneof("event") == "leave":
+                self.held = self.holder.held
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "replaced")
 
 
 class PlayedClient:
@@ -127,6 +127,7 @@ class Holder:
 
     async def fenced(self) -> None:
         self.fences += 1
+        await asyncio.sleep(0)
         self.held = frozenset()
 
 
@@ -200,14 +201,15 @@ async def test_a_member_that_comes_back_too_late_claims_nothing() -> None:
         assert played.holder.fences == 2
 
 
-async def test_a_member_that_is_fenced_has_no_lease_when_its_stream_ends() -> None:
+async def test_a_member_that_is_fenced_has_let_go_of_all_when_it_says_goodbye() -> None:
     """From there on the coordinator may give its queues to the process that replaced it."""
     coordinator = FencingCoordinator()
     async with scene(coordinator) as played:
-        coordinator.lease = played.lease
+        coordinator.holder = played.holder
+        assert played.holder.held
         coordinator.fence.set()
-        await until(lambda: coordinator.was_over is not None)
-        assert coordinator.was_over
+        await until(lambda: coordinator.held is not None)
+        assert coordinator.held == frozenset()
 
 
 async def test_a_claim_that_is_answered_too_late_is_taken_back() -> None:

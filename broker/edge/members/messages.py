@@ -118,13 +118,14 @@ def summary(name: str, group: Group | None) -> group_pb2.GroupSummary:
 
 async def description(group: Group) -> group_pb2.GroupDescription:
     """All that its coordinator knows of a group."""
-    waits_ms = [group.hold_until_ms or 0, *(each.until_ms for each in group.replaced.values())]
     found = group_pb2.GroupDescription(
         group=group.name,
         coordinator=True,
         generation=group.generation,
         strategy=group.strategy,
-        waits_until_ms=max(waits_ms),
+        waits_until_ms=max(
+            [group.hold_until_ms or 0, *(each.until_ms for each in group.replaced.values())]
+        ),
     )
     members = sorted(group.members.values(), key=lambda each: each.member_id)
     slices = Slices()

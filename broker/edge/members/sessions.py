@@ -15,7 +15,7 @@ from duemq.transport import status
 from duemq.v1 import group_pb2
 
 HELLO_TIMEOUT_S = 10.0
-# For a replaced process to end its stream: no session is longer, which others wait for else.
+# For a replaced process to say goodbye: no session is longer, which others wait for else.
 FAREWELL_S = SESSION_TIMEOUT_MS_MAX / 1000
 OUTBOX_EVENTS_MAX = 256  # to one member; one that does not read them loses its stream
 HELLO_FIRST = "hello, a member's first event"
@@ -32,14 +32,14 @@ class Session:
         """It does not read: what it says does not count any more, so that others get its queues."""
         self.fence: FencedMember | None = None
         """It is of a process that a newer one has replaced."""
-        self.ended = False
-        """By the member, which begins nothing any more if it was fenced."""
         self.outbox: asyncio.Queue[group_pb2.CoordinatorEvent | Exception | None] = asyncio.Queue(
             OUTBOX_EVENTS_MAX
         )
 
     def tell(self, event: group_pb2.CoordinatorEvent | Exception | None) -> None:
         """Queues an event; an error, or None, is the last one."""
+        if self.fence is not None and isinstance(event, group_pb2.CoordinatorEvent):
+            return  # what it has been told was the last of these
         if self.outbox.full():
             while not self.outbox.empty():
                 self.outbox.get_nowait()
@@ -52,20 +52,20 @@ class Session:
         if newer.incarnation == self.incarnation:
             self.tell(FencedMember("this member has come back over another stream"))
             return
-        self.fence = FencedMember(
+        fence = FencedMember(
             "this member is another process now, started later",
             field="incarnation",
             value=self.incarnation,
             limit=newer.incarnation,
         )
-        self.tell(group_pb2.CoordinatorEvent(error=status.to_proto(self.fence)))
+        self.tell(group_pb2.CoordinatorEvent(error=status.to_proto(fence)))
+        self.fence = fence
 
     async def farewell(self) -> None:
-        """A process that is fenced has read that when it ends its stream."""
+        """A process that is fenced has read that when it says goodbye."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
-                while isinstance(await self.outbox.get(), group_pb2.CoordinatorEvent):
-                    pass  # it was on its way; what follows is its end, or the broker's
+                await self.outbox.get()  # its end, or the broker's
 
 
 async def first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:

@@ -138,9 +138,9 @@ class Groups(Asking):
         """
         found = await self._group_described(name, self._asker.timeout_s)
         refuse_missing(found.missing, "nothing was deleted")
-        if found.members:
+        if found.members or found.waits_until_ms:
             raise InvalidArgument(
-                f"group {name!r} has {len(found.members)} members: close them first",
+                f"group {name!r} has, or awaits, members: close them first",
                 field="group",
                 value=name,
                 limit="a group without members",

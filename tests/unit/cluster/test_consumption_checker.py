@@ -466,3 +466,14 @@ def test_a_broker_that_was_away_makes_a_repeat_legal() -> None:
     history = without(killed(), "killed")
     history.append({"event": "shaken", "broker": "b", "at": 15 * MS, "until": 20 * MS})
     assert judge(history, CONCURRENT).faults == []
+
+
+def test_a_replaced_process_may_not_have_heard_where_a_broker_was_away() -> None:
+    begins = [{**happened("began", name, at), "place": "p"} for name, at in (("m1", 1), ("m2", 20))]
+    history = [*begins, *paused(), *run("m1", "x3", 2, 54, 55)]
+    shaken = {"event": "shaken", "broker": "b", "at": 15 * MS, "until": 60 * MS}
+    assert judge([*history, shaken], IN_ORDER).faults == []
+    for settled in ({**shaken, "until": 53 * MS}, {**shaken, "at": 31 * MS}):
+        assert rules_broken([*history, settled], IN_ORDER) == {"overlapping"}
+    others = changed(history, "began", {"place": "q"}, member="m2")
+    assert rules_broken([*others, shaken], IN_ORDER) == {"overlapping"}

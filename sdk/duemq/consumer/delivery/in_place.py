@@ -95,12 +95,12 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
         self._feed(flow)
 
     async def quiet(self, source: Source) -> None:
-        """Returns when no callback and no send-back of a dropped queue is under way."""
-        flows = (*self._flows.get(source.queue, ()), *self._sending)
-        flow = next((each for each in flows if each.source is source), None)
-        while flow is not None and (flow.busy or self._sending[flow]):
-            flow.quiet.clear()
-            await flow.quiet.wait()
+        """Returns when none of the callbacks and send-backs of a dropped queue is under way."""
+        for flow in (*self._flows.get(source.queue, ()), *self._sending):
+            gone = flow.source.queue == source.queue and flow.source.pending.dropped
+            while gone and (flow.busy or self._sending[flow]):
+                flow.quiet.clear()
+                await flow.quiet.wait()
 
     # --- what runs next -----------------------------------------------------------------------
 
@@ -162,9 +162,6 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
 
     def _renewed(self) -> None:
         self._said_over = False
-        self._feed_all()
-
-    def _feed_all(self) -> None:
         for flow in [flow for flows in self._flows.values() for flow in flows]:
             self._feed(flow)
 

@@ -82,10 +82,6 @@ class Lease:
         self._hello_s = None
         self._heartbeats_s.clear()
 
-    def end(self) -> None:
-        """The member is fenced."""
-        self.until_s = -NEVER
-
     def sent(self) -> None:
         """Before a hello (the first after `begin`) or a heartbeat is written."""
         now_s = self.clock()

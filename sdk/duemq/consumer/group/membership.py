@@ -38,6 +38,7 @@ from duemq.v1 import broker_pb2, group_pb2, message_pb2, stubs
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 2.0
+LEAVE = group_pb2.MemberEvent(leave=group_pb2.Leave())
 
 Stream = grpc.aio.StreamStreamCall[group_pb2.MemberEvent, group_pb2.CoordinatorEvent]
 
@@ -138,10 +139,9 @@ class Membership:
                     self._log_interruption(error, first=backoff.attempts == 0)
             if standing.generation > before:
                 backoff.reset()
-            if not standing.left:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(backoff.next_s()):
-                        await self._left.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.next_s()):
+                    await self._left.wait()
         await self._say_goodbye()
 
     def rejoin(self, seen_generation: int = 0) -> None:
@@ -183,7 +183,7 @@ class Membership:
             self._rejoin.set()  # ends the session
             return
         if standing.owes_goodbye:
-            await self._send(group_pb2.MemberEvent(leave=group_pb2.Leave()))
+            await self._send(LEAVE)
         else:
             await asyncio.sleep(0)  # who is about to tell something asks for its turn
         async with self._writing:
@@ -216,8 +216,7 @@ class Membership:
         stream = self._join(name)
         try:
             await streams.write(stream, self._hello(()), name)
-            leave = group_pb2.MemberEvent(leave=group_pb2.Leave())
-            await streams.write(stream, leave, name)
+            await streams.write(stream, LEAVE, name)
             await status.answer(stream.done_writing(), name)
             while (event := await _next_event(stream, name)) is not None:
                 self._raise_error_of(event)
@@ -244,10 +243,6 @@ class Membership:
             reading = self._read(stream, name, claimed=bool(owned))
             talking = self._talk(stream, name, owned)
             await streams.first_of(reading, talking, self._rejoin.wait())
-        except FencedMember:
-            if self._lease is not None:
-                self._lease.end()  # before the stream, whose end says so
-            raise
         finally:
             self._stream = None
             stream.cancel()
@@ -314,7 +309,12 @@ class Membership:
                     return
                 raise Unavailable(f"{name} ended the stream")
             self._standing.heard(_now_ms())
-            self._raise_error_of(event)
+            try:
+                self._raise_error_of(event)
+            except FencedMember:  # which the end of the stream will say, too
+                await self._owner.fenced()  # before others hear that they may have the queues
+                await self._send(LEAVE)
+                continue
             if claimed and lease is not None and lease.over:
                 # Others may have had the queues between the hello's sending and its arrival.
                 raise FencedMember("the session was over before the coordinator answered")

@@ -2,6 +2,7 @@ import pytest
 
 from duemq.errors import GroupNotFound
 from duemq_server.broker.groups.coordinator import EMPTY_GROUP_KEPT_MS
+from duemq_server.broker.store.offsets import GENERATION_MARKS
 from tests.unit.broker.groups.coordinating import (
     FIRST,
     T0,
@@ -142,6 +143,69 @@ def test_a_member_that_comes_from_elsewhere_has_just_heard() -> None:
     step = coordinator.join(hello("m1", generation=7, owned=queues(0)), later_ms)
     assert told(step) == {"m1": (0,)}
     assert coordinator.next_ms() == later_ms + TIMEOUT_MS
+
+
+def test_a_group_that_comes_back_to_a_coordinator_that_knows_it_without_members_is_held() -> None:
+    """It was restarted, or cut off, while another one had the group."""
+    coordinator, names = new_coordinator(), ("m1", "m2")
+    old = only(coordinator.join(hello("m0"), T0)).generation
+    coordinator.leave("g", "m0", T0)
+    coordinator = restarted(coordinator, T0 + 1_000)
+    newer = old + 5_000 * GENERATION_MARKS
+    back = {"generation": newer, "members": names}
+    step = coordinator.join(hello("m1", owned=queues(0, 1), **back), T0 + 6_000)
+    assert told(step) == {"m1": (0, 1)}
+    step = coordinator.join(hello("m2", owned=queues(2, 3), **back), T0 + 7_000)
+    assert told(step) == {"m2": (2, 3)}
+    assert only(step).generation > newer
+
+
+def test_a_group_that_comes_back_to_a_coordinator_that_slept_is_held() -> None:
+    """Whom it takes for its members have lost queues to others meanwhile."""
+    coordinator, generation = two_members()
+    newer = generation + 5_000 * GENERATION_MARKS
+    back = {"generation": newer, "members": ("m1", "m2", "m3")}
+    step = coordinator.join(hello("m1", owned=queues(0), **back), T0 + 6_000)
+    assert told(step) == {"m1": (0,), "m2": (2, 3)}  # nobody has 1 now
+    step = coordinator.join(hello("m3", owned=queues(1, 2), **back), T0 + 6_001)
+    assert told(step) == {"m2": (3,), "m3": (1, 2)}
+    step = coordinator.join(hello("m2", owned=queues(3), **back), T0 + 6_002)
+    assert told(step) == {"m2": (), "m3": ()}  # by the rule m1 gets 1, m2 2, m3 3: all move first
+
+
+def test_a_newcomer_does_not_rob_such_a_group_either_but_does_not_wait_for_one_that_was_reset() -> (
+    None
+):
+    coordinator = new_coordinator()
+    old = only(coordinator.join(hello("m0"), T0)).generation
+    coordinator.leave("g", "m0", T0)
+    elsewhere = old + 500 * GENERATION_MARKS
+    step = restarted(coordinator, T0 + 1_000).join(hello("m1"), T0 + 1_000, elsewhere)
+    assert told(step) == {"m1": ()}
+    step = restarted(coordinator, T0 + 1_000).join(hello("m1"), T0 + 1_000, old + 1)
+    assert told(step) == {"m1": (0, 1, 2, 3)}
+
+
+def test_in_such_a_group_former_members_decide_what_it_reads() -> None:
+    coordinator = new_coordinator()
+    old = only(coordinator.join(hello("m0"), T0)).generation
+    coordinator.leave("g", "m0", T0)
+    elsewhere = old + 500 * GENERATION_MARKS
+    coordinator = restarted(coordinator, T0 + 1_000)
+    coordinator.join(hello("m1", topics=("mail",)), T0 + 1_000, elsewhere)
+    step = coordinator.join(hello("m2", generation=elsewhere), T0 + 2_000)
+    assert [each.member_id for each in step.turned_out] == ["m1"]
+
+
+@pytest.mark.parametrize("members", [("m1",), ()], ids=["names itself", "names nobody"])
+def test_who_was_alone_and_silent_for_too_long_has_all_queues_at_once(
+    members: tuple[str, ...],
+) -> None:
+    coordinator = new_coordinator()
+    first = only(coordinator.join(hello("m1"), T0))
+    coordinator.tick(T0 + TIMEOUT_MS)
+    back = hello("m1", generation=first.generation, members=members)
+    assert told(coordinator.join(back, T0 + TIMEOUT_MS + 1)) == {"m1": (0, 1, 2, 3)}
 
 
 def test_a_claim_on_what_another_one_holds_is_void() -> None:

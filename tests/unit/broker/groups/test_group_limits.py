@@ -5,7 +5,16 @@ import pytest
 from duemq.errors import GroupNotFound, InvalidArgument, Overloaded
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
-from tests.unit.broker.groups.coordinating import T0, hello, new_coordinator, queues, told
+from tests.unit.broker.groups.coordinating import (
+    T0,
+    TIMEOUT_MS,
+    hello,
+    new_coordinator,
+    queues,
+    restarted,
+    told,
+    two_members,
+)
 from tests.unit.broker.groups.stepping import SteppingCoordinator
 
 
@@ -121,3 +130,13 @@ def test_a_group_that_may_not_be_made_by_joining_is_refused() -> None:
     coordinator.leave("g", "m1", T0)
     coordinator.forget("g")
     coordinator.join(hello("m1", generation=7), T0)
+
+
+def test_a_group_is_not_deleted_while_members_of_before_a_restart_are_awaited() -> None:
+    before, _ = two_members()
+    coordinator = restarted(before, T0 + 1_000)
+    with pytest.raises(InvalidArgument, match="awaits"):
+        coordinator.forget("g")
+    coordinator.tick(T0 + 1_000 + TIMEOUT_MS)
+    coordinator.forget("g")
+    assert not list(coordinator.groups())

@@ -106,15 +106,7 @@ def test_a_new_stream_forgets_what_the_old_one_did_not_answer():
     assert member.lease.until_s == 118
 
 
-def test_who_is_fenced_has_none_until_a_hello_is_acknowledged():
-    member = Member().joined()
-    member.lease.end()
-    assert member.lease.over
-    member.joined()
-    assert not member.lease.over
-
-
-def test_it_is_not_shortened_by_what_is_older():
+def test_it_is_never_shortened():
     member = Member().joined()
     member.lease.sent()
     member.now_s = 101
