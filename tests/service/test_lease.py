@@ -1,6 +1,7 @@
 """What a member claims when its lease is over: against a coordinator that is played here."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -115,6 +116,7 @@ class Holder:
 
     def __init__(self) -> None:
         self.held: frozenset[MessageQueue] = frozenset()
+        self.heard = 0
         self.fences = 0
 
     def claim(self) -> frozenset[MessageQueue]:
@@ -124,6 +126,7 @@ class Holder:
         self, generation: int, queues: frozenset[MessageQueue], reads_for_ms: Mapping[str, int]
     ) -> None:
         self.held = queues
+        self.heard += 1
 
     async def fenced(self) -> None:
         self.fences += 1
@@ -188,6 +191,17 @@ async def test_a_member_that_is_back_in_time_claims_its_queues() -> None:
         await until(lambda: played.lease.until_s == played.now_s + SESSION_S)
         assert played.claims == [0, 2]
         assert played.holder.fences == 1  # before it had joined
+
+
+async def test_each_loss_of_the_coordinator_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """And no wait for the next one is longer for those before, between which it was a member."""
+    caplog.set_level(logging.WARNING, "duemq")
+    async with scene() as played:
+        for losses in range(1, 4):
+            played.coordinator.break_stream.set()
+            await until(lambda losses=losses: len(played.claims) == losses + 1)
+            await until(lambda losses=losses: played.holder.heard == losses + 1)
+            assert caplog.text.count("lost its coordinator") == losses
 
 
 async def test_a_member_that_comes_back_too_late_claims_nothing() -> None:

@@ -145,11 +145,7 @@ class GroupShare:
         self._spawn(self._commit_often())
 
     async def run(self) -> None:
-        """Stays a member until `leave` or cancelled.
-
-        Raises Rejected if the group does not take this member, FencedMember if a newer process has
-        taken this static member's place.
-        """
+        """As `Membership.run`."""
         await self._membership.run()
 
     async def close(self) -> None:

@@ -125,10 +125,12 @@ class Membership:
         standing = self._standing
         backoff = Backoff()
         while not standing.left:
-            before = standing.generation
+            before, told = standing.generation, standing.members
             try:
                 await self._session()
             except DuemqError as error:
+                if standing.members is not told:  # it was a member until now
+                    backoff.reset()
                 after = standing.failed(error, time.time_ns())
                 if after is After.GIVE_UP:
                     raise
