@@ -19,6 +19,7 @@ from duemq_server.nameserver.registry import Registry
 from duemq_server.nameserver.settings import Settings as NameserverSettings
 from duemq_server.serving import registration
 from duemq_server.serving.server import Server
+from duemq_server.timer_service.edge import broker_link
 from tests.service.running_broker import Client, batch, running_broker
 
 HEARTBEAT_S = 0.5  # a heartbeat that takes longer is given up
@@ -120,6 +121,8 @@ async def running_cluster(
     """`settings` are those of the brokers."""
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
+        # A claim that is given up counts as a look round for a shard (`running_shard`).
+        patch.setattr(broker_link, "CLAIM_TIMEOUT_S", WAIT_S)
         # What is given up is never said again, and this nameserver waits for nobody's heartbeat.
         patch.setattr(registration, "DEREGISTER_TIMEOUT_S", WAIT_S)
         patch.setattr(registration, "CHECK_TIMEOUT_S", WAIT_S)

@@ -231,7 +231,7 @@ class BrokerLink:
         self,
         queues: Iterable[int],
         stub: stubs.BrokerStub | None = None,
-        timeout_s: float = CLAIM_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> broker_pb2.ClaimTimerQueuesResponse:
         """Raises DuemqErrors, of the broker; Unavailable if it has another store."""
         request = broker_pb2.ClaimTimerQueuesRequest(
@@ -242,7 +242,8 @@ class BrokerLink:
             formers={each.store_id for each in self._shard.scheduler.keyed.formers},
             store_id=self.broker.store_id,
         )
-        call = (stub or self._broker_now()).ClaimTimerQueues(request, timeout=timeout_s)
+        given_s = CLAIM_TIMEOUT_S if timeout_s is None else timeout_s
+        call = (stub or self._broker_now()).ClaimTimerQueues(request, timeout=given_s)
         answer = await status.answer(call, self.broker.name)
         if answer.store_id != self.broker.store_id:
             raise Unavailable(f"{self.broker.name} has another store, {answer.store_id:016x}")
