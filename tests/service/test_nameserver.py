@@ -665,7 +665,15 @@ async def test_a_peer_that_froze_is_noticed(nameserver):
         await until(stream.done)
 
 
-async def test_a_quiet_watch_pings_and_is_not_turned_away(nameserver):
+async def test_a_quiet_watch_pings_and_is_not_turned_away(nameserver, monkeypatch):
+    for patience in (
+        "grpc.keepalive_timeout_ms",
+        "grpc.http2.ping_timeout_ms",
+        "grpc.min_reconnect_backoff_ms",  # of a connection attempt
+    ):  # the link is in this process, and slow when that is starved
+        assert patience in channel._NAMESERVER_OPTIONS
+        monkeypatch.setitem(channel._NAMESERVER_OPTIONS, patience, int(WAIT_S * 1_000))
+    monkeypatch.setattr(route_watcher, "FIRST_UPDATE_TIMEOUT_S", WAIT_S)
     async with link_to(nameserver.address) as link, watching([link.address]) as watcher:
         await watcher.ready(WAIT_S)
         quiet = link.sent + 1  # the client's acknowledgement of settings may be on its way
