@@ -112,18 +112,9 @@ async def test_a_backlog_is_fetched_without_a_pause(slept: list[float]) -> None:
 
 
 async def test_a_broker_that_does_not_linger_is_not_asked_at_once(slept: list[float]) -> None:
-    """As one of an older release: what it answers too soon is not due soon, again and again."""
+    """As one of an older release, or where too many wait."""
     assert await fetched(*[Came(1, LATER)] * 4) == [0, *[LINGER_MS] * 4]
-    assert slept == pytest.approx([LINGER_MS / 1000] * 2)
-
-
-async def test_what_is_due_at_once_and_not_durable_yet_is_asked_for_at_once(
-    slept: list[float],
-) -> None:
-    """A broker that lingers answers with the others that are there: the next fetch brings it."""
-    came = Came(1, LATER), Came(1, LATER), Came(1, SOON), Came(1, LATER), Came(1, SOON)
-    assert await fetched(*came) == [0, *[LINGER_MS] * 5]
-    assert slept == [timer_fetcher.PAUSE_S] * 2  # after those that were due at once
+    assert slept == pytest.approx([LINGER_MS / 1000] * 3)
 
 
 async def test_what_is_due_at_once_and_goes_on_coming_is_not_fetched_one_by_one(

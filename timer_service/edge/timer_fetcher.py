@@ -87,7 +87,6 @@ class TimerFetcher:
         self.problem = ""
         """Why nothing more comes until somebody mends it."""
         self._linger_ms = 0
-        self._early = False  # the last answer came sooner than a broker lingers
         self._shard = shard
         self._broker = broker
         self._stub = stub
@@ -218,17 +217,13 @@ class TimerFetcher:
         if spans.enabled():
             await self._trace(answer.frames, began_ns)
         asked_to_linger_ms, self._linger_ms = self._linger_ms, 0
-        early_before, self._early = self._early, False
         if len(answer.frames) < LINGER_BELOW_BYTES:
             self._linger_ms = LINGER_MS
             soon = ingested.first_due_ms < time.time_ns() // 1_000_000 + SOON_MS
             early_s = asked_s + asked_to_linger_ms / 1000 - time.monotonic()
-            self._early = early_s > 0 and not soon
-            # Once: something due soon is there, and was not durable in time.  Again: the broker is
-            # of an older release, which does not linger.
             if soon:
                 await asyncio.sleep(PAUSE_S)
-            elif self._early and early_before:
+            elif early_s > 0:  # a broker of an older release, or one where too many wait
                 await asyncio.sleep(early_s)
         return answer.next_offset
 
