@@ -134,6 +134,8 @@ def _tell(group: Group, order: Iterable[MessageQueue], now_ms: int) -> Pieces[li
         yield
     told = []
     members = group.member_ids()
+    held_ms = now_ms if group.hold_until_ms is None else group.hold_until_ms
+    waits_until_ms = {each.member_id: each.until_ms for each in sorted(set(replaced.values()))}
     for member_id, share in shares.items():
         share.sort()  # it is, but for queues that no route names
         queues = tuple(share)
@@ -144,16 +146,9 @@ def _tell(group: Group, order: Iterable[MessageQueue], now_ms: int) -> Pieces[li
         member.told = queues, members
         for holding in granted[member_id]:
             holding.granted = group.generation
-        waits_ms = _waits_ms(group, member_id, now_ms)
+        waits_ms = max(held_ms, waits_until_ms.get(member_id, now_ms)) - now_ms
         told.append(Assignment(group.name, member_id, group.generation, queues, members, waits_ms))
     return told
-
-
-def _waits_ms(group: Group, member_id: str, now_ms: int) -> int:
-    ends_ms = [each.until_ms for each in group.replaced.values() if each.member_id == member_id]
-    if group.hold_until_ms is not None:
-        ends_ms.append(group.hold_until_ms)
-    return max(ends_ms, default=now_ms) - now_ms
 
 
 def _give_on(group: Group) -> Pieces[list[Assignment]]:
