@@ -62,9 +62,9 @@ a worker, if the look lay before the loss (`looked_at`); and callbacks that ran 
 ended may end late.  Their results are never committed.
 
 **What a process may do that another one has replaced under its name.**  It is told so, and begins
-nothing more, by the time that the other one has the queue.  Where a broker was killed or paused
-meanwhile it may have lost the stream that it would have been told on: then it may begin callbacks
-until that has settled.
+nothing more, by the time that the other one has the queue.  Where the coordinator of one of them
+was killed or paused meanwhile it may have lost the stream that it would have been told on: then it
+may begin callbacks until that has settled.
 """
 
 from __future__ import annotations
@@ -77,6 +77,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+from duemq_server.broker.store.offsets import GENERATION_MARKS
 
 Event = dict[str, Any]
 Queue = tuple[str, str, int]
@@ -530,15 +533,16 @@ class _Judge:
         self._check_looks()
 
     def _is_untold(self, run: Run, holding: Holding, taker: Holding) -> bool:
-        """Another process has its name, and its coordinator may have been away."""
+        """Another process has its name, and the coordinator of one of them was away."""
         place = self._places.get(holding.member)
-        return (
-            place is not None
-            and place == self._places.get(taker.member)
-            and any(
-                each["at"] <= taker.at and run.looked_at <= each["until"]
-                for each in self._events["shaken"]
-            )
+        if place is None or place != self._places.get(taker.member):
+            return False
+        marks = {each.generation % GENERATION_MARKS for each in (holding, taker)}
+        return any(
+            mark_of(each["broker"]) in marks
+            and each["at"] <= taker.at
+            and run.looked_at <= each["until"]
+            for each in self._events["shaken"]
         )
 
     def _check_looks(self) -> None:
@@ -547,6 +551,11 @@ class _Judge:
             if run.looked_at <= looks.get(run.worker, -1):
                 self._fault("overlapping", f"{run.id} began without a look at the lease")
             looks[run.worker] = run.looked_at
+
+
+def mark_of(broker: str) -> int:
+    """That the generations bear which this broker makes as a coordinator."""
+    return crc32(broker.encode()) % GENERATION_MARKS
 
 
 def load(paths: Iterable[Path]) -> list[Event]:
