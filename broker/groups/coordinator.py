@@ -148,7 +148,7 @@ class Coordinator:
 
         `known_generation` is the newest one that the broker has seen of this group in its
         offsets: not 0 means that the group lived before.  `replaces_connected`: the older process
-        of this static member has a stream, and is `gone` when it has read there what it is told.
+        of this static member has a stream, and is `gone` when it says that it has read there why.
         Raises InvalidArgument, NotCoordinator, GroupNotFound, Overloaded, and FencedMember to a
         static member that a newer one replaced.
         """
@@ -313,7 +313,8 @@ class Coordinator:
             return
         if group.members or group.absent:
             raise InvalidArgument(
-                f"group: {group_name!r} has, or awaits, members: close them first",
+                f"group: {group_name!r} has {len(group.members)} members, and awaits"
+                f" {len(group.absent or ())}: close them first",
                 field="group",
                 value=group_name,
                 limit="a group without members",

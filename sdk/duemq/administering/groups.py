@@ -140,7 +140,7 @@ class Groups(Asking):
         refuse_missing(found.missing, "nothing was deleted")
         if found.members or found.waits_until_ms:
             raise InvalidArgument(
-                f"group {name!r} has, or awaits, members: close them first",
+                f"group {name!r} has {len(found.members)} members, or awaits some: close them",
                 field="group",
                 value=name,
                 limit="a group without members",
