@@ -224,7 +224,7 @@ class GroupHistory(RuleBasedStateMachine):
 
     @rule(member=members)
     def hear_of_a_newer_process(self, member: Member) -> None:
-        """And let go of everything; the coordinator sees its stream end."""
+        """It lets go of everything, and says so."""
         if member.replaced_until_ms and not member.dead:
             self.end(member)
             self.publish(

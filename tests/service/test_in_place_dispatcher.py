@@ -400,7 +400,7 @@ async def test_a_queue_taken_over_again_is_not_quiet_before_its_last_callback_ha
         before.pending.drop()
         after.pending.drop()  # nothing of it was pulled yet
         quiet = asyncio.create_task(consumption.dispatcher.quiet(after))
-        await asyncio.sleep(0.01)
+        await asyncio.wait([quiet], timeout=0)  # it has looked
         assert not quiet.done()
         gate.set()
         await quiet
