@@ -281,6 +281,19 @@ async def test_a_queue_that_one_may_not_read_keeps_no_other_from_being_taken_ove
         assert (payments.min_offset, payments.max_offset) == (0, 0)
 
 
+async def test_what_failed_of_a_topic_that_one_may_not_read_any_more_holds_up_no_other(
+    tmp_path, guarded
+):
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("orders", [b"1"]), batch("payments", [b"2"]))
+        failed = [broker_pb2.FailedMessage(topic=name) for name in ("payments", "orders")]
+        request = broker_pb2.SendBackRequest(group="billing", messages=failed)
+        payments, orders = (await billing.broker.SendBack(request)).results
+        assert payments.error.message == "permissions: billing may not receive from topic payments"
+        assert orders.due_ms
+        assert not orders.HasField("error")
+
+
 async def test_a_standing_pull_ends_with_the_group(tmp_path, guarded):
     async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
         await cluster.send(batch("orders", [b"1"]))
