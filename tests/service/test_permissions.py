@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport import channel
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2
+from duemq_server.local_cluster import ClusterFailed, readiness
+from duemq_server.local_cluster.supervisor import Member
 from duemq_server.serving.permissions.rights import parse
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.played_timer import claim_queues
@@ -233,6 +236,25 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
             batch("orders", [b"3"], producer_id=SERVICE_IDS_FROM, sequence=1)
         )
         assert not fired.duplicate
+
+
+@pytest.mark.parametrize("name", ["shop", "nobody"])
+async def test_a_cluster_whose_own_certificate_may_not_be_a_part_says_so_at_once(
+    tmp_path, guarded, name
+):
+    """And not after the time that it has to come up."""
+    async with running_cluster(tmp_path, **guarded.settings) as cluster:
+        at = Member("nameserver-0", "nameserver", address=cluster.nameserver)
+        lacking = [Member("broker-0", "broker", "broker-0")]
+
+        async def missing(name: str) -> str:
+            return await asyncio.to_thread(
+                readiness.unregistered, at, lacking, attrgetter("address"), guarded.tls(name)
+            )
+
+        assert "broker-0 not registered" in await missing("cluster")
+        with pytest.raises(ClusterFailed, match=f"{name} may not be a part of the cluster"):
+            await missing(name)
 
 
 async def test_what_falls_due_as_the_file_is_mended_is_no_dead_letter(tmp_path, guarded):
