@@ -46,10 +46,13 @@ def main(
     tune_process()
     _allow_open_files()
     expected: tuple[type[Exception], ...] = (DuemqError, OSError, *failures)
+    stop = asyncio.Event()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_with_signals(partial(serve, settings)))
+            runner.run(_with_signals(partial(serve, settings), stop))
     except BeginAnew as reason:
+        if stop.is_set():  # perhaps while the loop was closed: there is nothing to begin any more
+            return 0
         log.warning("beginning anew: %s", reason)
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -67,16 +70,13 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _with_signals(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    stop = asyncio.Event()
+async def _with_signals(
+    serve: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event
+) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    try:
-        await serve(stop)
-    except BeginAnew:
-        if not stop.is_set():  # else there is nothing to begin any more
-            raise
+    await serve(stop)
 
 
 class BeginAnew(Exception):

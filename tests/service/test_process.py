@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
+import pytest
+
 LIVES = """
-import asyncio, json, os, signal, sys
+import asyncio, json, os, signal, sys, time
 from pathlib import Path
 from duemq_server.serving import process
 from duemq_server.serving.settings import ProcessSettings
 from duemq_server.storage.errors import DiskFailed
 
 lives, how = Path(sys.argv[1]), sys.argv[2]
+
+def signalled_after(task, stop):
+    while not task.done():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not stop.is_set():
+        time.sleep(0.001)
 
 async def serve(settings, stop):
     with lives.open("a") as file:
@@ -24,6 +34,9 @@ async def serve(settings, stop):
     if how == "signalled":
         os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
+    if how == "after":
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, signalled_after, asyncio.current_task(), stop)
     if how == "fails":
         raise DiskFailed("as it happens")
     raise process.BeginAnew("its time is over")
@@ -64,9 +77,11 @@ async def test_a_process_that_begins_anew_is_the_same_with_the_same_arguments(
     assert "beginning anew: its time is over" in logged
 
 
-async def test_who_is_told_to_stop_does_not_begin_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["signalled", "after"])
+async def test_who_is_told_to_stop_does_not_begin_anew(tmp_path: Path, how: str) -> None:
+    """Also if it is while the loop is closed."""
     lives = tmp_path / "lives"
-    _, status, logged = await live(lives, "signalled")
+    _, status, logged = await live(lives, how)
     assert status == 0
     assert len(lived(lives)) == 1
     assert "beginning anew" not in logged
@@ -101,3 +116,18 @@ async def test_a_process_may_open_as_many_files_as_it_is_ever_allowed_to() -> No
     async with asyncio.timeout(WAIT_S):
         said, _ = await process.communicate()
     assert said.split() == [b"4096", b"4096"]
+
+
+async def test_a_child_of_an_embedded_cluster_that_is_told_to_stop_as_it_starts_does(
+    tmp_path: Path,
+) -> None:
+    """And is not killed by the signal."""
+    told = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nraise SystemExit(3)\n"
+    (tmp_path / "told.py").write_text(told)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "duemq_server.local_cluster.child", "told"),
+        stdin=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    async with asyncio.timeout(WAIT_S):
+        assert await process.wait() == 0
