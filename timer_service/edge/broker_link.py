@@ -29,7 +29,7 @@ from duemq.settings import Tls
 from duemq.transport import status
 from duemq.transport.channel import Channels
 from duemq.transport.retrying import Backoff
-from duemq.v1 import broker_pb2, stubs
+from duemq.v1 import admin_pb2, broker_pb2, stubs
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.storage.errors import StorageError
 from duemq_server.timer_service.edge.fire_stream import FireStream
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 1.0
 NO_OFFSET = -1  # it is not known what is committed
+# Of the question for a topic that no route has.
+TOPIC_S = 1.0
 # Claims are repeated: the broker sees who is alive, and the shard sees the broker's clock.
 CLAIM_INTERVAL_S = 5.0
 CLAIM_TIMEOUT_S = 2.0
@@ -123,6 +125,18 @@ class BrokerLink:
         """Whether anything ever came from this broker's store."""
         sources = self._shard.scheduler.numbers.sources
         return any(each.id.store_id == self.broker.store_id for each in sources)
+
+    async def has_topic(self, topic: str) -> bool:
+        """Whether it says so, which routes may not yet."""
+        self._broker_now()
+        assert self._channel is not None
+        request = admin_pb2.DescribeTopicRequest(name=topic)
+        try:
+            call = stubs.BrokerAdminStub(self._channel).DescribeTopic(request, timeout=TOPIC_S)
+            await status.answer(call, self.broker.name)
+        except DuemqError:
+            return False
+        return True
 
     def begin_of(self, queue_id: int) -> int | None:
         """Where in a queue this shard's part begins; None: the queue is not this shard's."""
