@@ -240,9 +240,10 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
 
 @pytest.mark.parametrize("name", ["shop", "nobody"])
 async def test_a_cluster_whose_own_certificate_may_not_be_a_part_says_so_at_once(
-    tmp_path, guarded, name
+    tmp_path, guarded, name, monkeypatch
 ):
     """And not after the time that it has to come up."""
+    monkeypatch.setattr(readiness, "RPC_TIMEOUT_S", WAIT_S)
     async with running_cluster(tmp_path, **guarded.settings) as cluster:
         at = Member("nameserver-0", "nameserver", address=cluster.nameserver)
         lacking = [Member("broker-0", "broker", "broker-0")]

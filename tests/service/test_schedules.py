@@ -21,7 +21,7 @@ from duemq.protocol.route import Queue
 from duemq.protocol.timer_keys import shard_of_schedule
 from duemq.transport import channel, status
 from duemq.v1 import message_pb2, schedule_pb2, stubs
-from duemq_server.timer_service.edge import topic_queues
+from duemq_server.timer_service.edge import broker_link, topic_queues
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import TOPIC, WAIT_S, delivered, running_shard
 
@@ -144,6 +144,7 @@ async def test_a_topic_whose_route_is_on_its_way_is_waited_for(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic_queues, "TOPIC_WAIT_S", 0.0)
+    monkeypatch.setattr(broker_link, "TOPIC_S", WAIT_S)
     async with running_shard(cluster, tmp_path) as shard, aio.Admin(cluster.nameserver) as admin:
         links, asked = shard.service._links, Counter[str]()
         known = links.queues_of

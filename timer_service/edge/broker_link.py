@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.errors import DuemqError, FencedTimer, TopicNotFound, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker
 from duemq.settings import Tls
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 COMMIT_INTERVAL_S = 1.0
 NO_OFFSET = -1  # it is not known what is committed
 # Of the question for a topic that no route has.
-TOPIC_S = 1.0
+TOPIC_S = 2.0
 # Claims are repeated: the broker sees who is alive, and the shard sees the broker's clock.
 CLAIM_INTERVAL_S = 5.0
 CLAIM_TIMEOUT_S = 2.0
@@ -127,15 +127,21 @@ class BrokerLink:
         return any(each.id.store_id == self.broker.store_id for each in sources)
 
     async def has_topic(self, topic: str) -> bool:
-        """Whether it says so, which routes may not yet."""
+        """Whether it says so, which routes may not yet.  Raises Unavailable."""
         self._broker_now()
         assert self._channel is not None
         request = admin_pb2.DescribeTopicRequest(name=topic)
+        call = stubs.BrokerAdminStub(self._channel).DescribeTopic(request, timeout=TOPIC_S)
         try:
-            call = stubs.BrokerAdminStub(self._channel).DescribeTopic(request, timeout=TOPIC_S)
             await status.answer(call, self.broker.name)
-        except DuemqError:
+        except TopicNotFound:
             return False
+        except DuemqError as error:
+            raise Unavailable(
+                f"broker {self.broker.name} does not say whether it has topic {topic!r}: {error}",
+                field="topic",
+                value=topic,
+            ) from error
         return True
 
     def begin_of(self, queue_id: int) -> int | None:

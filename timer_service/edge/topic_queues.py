@@ -26,7 +26,7 @@ async def topic_queues(links: BrokerLinks, topic: str) -> Sequence[Queue]:
         raise Unavailable(
             f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
         )
-    if any(await asyncio.gather(*(each.has_topic(topic) for each in links.by_name.values()))):
+    if any(await asyncio.gather(*(each.has_topic(topic) for each in links.live))):
         raise NotReady(f"the route of topic {topic!r} is on its way", field="topic", value=topic)
     raise TopicNotFound(
         f"no broker serves topic {topic!r}: make it first, as with `duemq topic create`",
