@@ -31,7 +31,7 @@ def _follow_parent() -> None:
 
 def main() -> None:
     """Runs the module named first on the command line with the arguments after it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the module has its own handler
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the module has its own handler
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
