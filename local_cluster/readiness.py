@@ -14,7 +14,7 @@ from duemq.settings import Tls
 from duemq.transport.channel import connect_blocking
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1 import stubs
-from duemq_server.local_cluster.supervisor import Member
+from duemq_server.local_cluster.supervisor import ClusterFailed, Member
 from duemq_server.replication.running.v1 import replication_pb2
 from duemq_server.replication.running.v1.stubs import ReplicationStub
 
@@ -28,7 +28,19 @@ _Instance = pb.BrokerInstance | pb.TimerInstance
 def unregistered(
     nameserver: Member, expected: Sequence[Member], advertised: Advertised, tls: Tls | None
 ) -> str:
-    """Who of `expected` does not serve, as far as a nameserver knows."""
+    """Who of `expected` does not serve, as far as a nameserver knows.
+
+    Raises ClusterFailed where none of them ever will, for want of permissions.
+    """
+    lacking = _unregistered(nameserver, expected, advertised, tls)
+    if lacking and tls is not None:
+        _check_permitted(nameserver, tls)
+    return lacking
+
+
+def _unregistered(
+    nameserver: Member, expected: Sequence[Member], advertised: Advertised, tls: Tls | None
+) -> str:
     try:
         cluster = _cluster(nameserver, tls)
     except grpc.RpcError as error:
@@ -43,6 +55,19 @@ def unregistered(
         elif one is None or one.address != advertised(members[0]):
             missing.append(f"{group} not registered")
     return f"{', '.join(missing)} at {nameserver.name}" if missing else ""
+
+
+def _check_permitted(nameserver: Member, tls: Tls) -> None:
+    """Asks as members do, with their certificate, and for nothing."""
+    with connect_blocking(nameserver.address, tls) as connection:
+        try:
+            stubs.NameserverStub(connection).Register(pb.RegisterRequest(), timeout=RPC_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                raise ClusterFailed(
+                    f"{nameserver.name} refuses the members' own certificate, {tls.cert}:"
+                    f" {_details(error)}: give a name of it `service = true`"
+                ) from None
 
 
 def leader_of(

@@ -12,7 +12,11 @@ from duemq.v1 import broker_pb2, message_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.reading import time_search
-from duemq_server.broker.store.changes import group_changes, offset_changes
+from duemq_server.broker.store.changes import (
+    group_changes,
+    offset_changes,
+    timer_queue_changes,
+)
 from duemq_server.broker.store.offsets import GroupQueue, Progress, check_claim
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -157,6 +161,7 @@ class OffsetRequests:
             check_claim(commit.generation, self._now_ms())
             if group == names.TIMER_GROUP:
                 self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())
+                timer_queue_changes.check_fetch(self._store, commit.queue_id, commit.offset)
             queue = self._store.queue(commit.topic, commit.queue_id, commit.topic_id)
             was = commit.known_offset if commit.HasField("known_offset") else None
             progress = self._store.offsets.commit(

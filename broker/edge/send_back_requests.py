@@ -20,6 +20,8 @@ from duemq_server.broker.store.changes import group_changes
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.serving.permissions.access import ACCESS
+from duemq_server.serving.permissions.rights import Action, Need
 
 MESSAGES_MAX = 1_024
 # Records of one piece; one that is larger comes alone.
@@ -70,8 +72,11 @@ class SendBackRequests:
         outcomes: list[Outcome] = [SentBack(duplicate=True)] * len(failures)
         wanted: list[Wanted] = []
         settled = 0
+        access = ACCESS.get()
         for index, failure in enumerate(failures):
             try:
+                if access is not None:
+                    access.check((Need(Action.RECEIVE, failure.key.topic),))
                 queue = self._core.check(failure)
             except DuemqError as error:
                 outcomes[index] = error

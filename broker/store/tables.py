@@ -113,10 +113,13 @@ class Tables:
     def note_timer_ends(self) -> None:
         """At a start: where queues of %TIMER% end, or did at one before, if nobody fetched since.
 
-        In checkpoints, too: what came since a start with an older copy is so at the next one.
+        In checkpoints, too: what came since a start with an older copy is so at the next one.  What
+        is committed beyond it was fetched since the checkpoint.
         """
+        unclaimed = self.timer_owners.unclaimed
         for queue_id, end in self.timer_ends().items():
-            self.timer_owners.unclaimed.setdefault(queue_id, end)
+            known = unclaimed.get(queue_id, end)
+            unclaimed[queue_id] = end if self.timers_taken_over(queue_id) > known else known
 
     def timers_taken_over(self, queue_id: int) -> int:
         """The offset up to which the owners of a queue of %TIMER% have committed it."""

@@ -13,7 +13,8 @@ class Exit(enum.IntEnum):
     OK = 0
     # Something that was asked for was not done: a message was not sent, a benchmark lost one.
     FAILED = 1
-    # The command line or a value in it is wrong; nothing was done.
+    # The command line or a value in it is wrong, or what it names is not as it must be (a group
+    # that has members); nothing was done.
     USAGE = 2
     # The cluster cannot be reached, or does not answer in time.
     UNAVAILABLE = 3

@@ -45,7 +45,7 @@ def _send(_: object) -> None:
 
 
 def _pull(request: Any) -> Iterable[Need]:
-    """And of each queue, as of those that are taken over or committed: as `_send`."""
+    """And of each queue, as of what is taken over, committed or sent back: as `_send`."""
     return (Need(Action.JOIN, request.group),) if request.group else _KNOW
 
 
@@ -69,12 +69,6 @@ def _reset(request: Any) -> Iterable[Need]:
 
 def _commit(request: Any) -> Iterable[Need]:
     return _SERVE if request.timer_id or request.group == TIMER_GROUP else _in_group(request)
-
-
-def _send_back(request: Any) -> Iterator[Need]:
-    yield Need(Action.JOIN, request.group)
-    for message in request.messages:
-        yield Need(Action.RECEIVE, message.topic)
 
 
 def _member(event: Any) -> Iterator[Need]:
@@ -165,7 +159,7 @@ METHODS: dict[tuple[str, str], Needs] = {
     ("Broker", "AcquireQueues"): _in_group,
     ("Broker", "CommitOffsets"): _commit,
     ("Broker", "GetOffsets"): _offsets,
-    ("Broker", "SendBack"): _send_back,
+    ("Broker", "SendBack"): _in_group,
     ("GroupCoordinator", "Join"): _member,
     ("GroupCoordinator", "ListGroups"): _know,
     ("GroupCoordinator", "DescribeGroup"): _in_group,

@@ -389,6 +389,20 @@ async def test_how_far_another_broker_was_taken_over_is_not_committed_here(clien
         assert (result.offset, result.HasField("error")) == (1, False)
 
 
+async def test_nothing_is_committed_that_this_data_has_not_given(client: Client) -> None:
+    """It may have been put back from a copy, behind the back of who commits."""
+    fetch = await lingering(client, 0)
+    commit = broker_pb2.OffsetCommit(topic="%TIMER%", queue_id=fetch.queue_id, offset=1)
+    request = broker_pb2.CommitOffsetsRequest(
+        group="%TIMER%", commits=[commit], timer_id=SERVICE_IDS_FROM
+    )
+    [refused] = (await client.broker.CommitOffsets(request)).queues
+    assert "offset: 1 is not" in refused.error.message
+    await client.broker.FetchFrames(fetch)
+    [result] = (await client.broker.CommitOffsets(request)).queues
+    assert (result.offset, result.HasField("error")) == (1, False)
+
+
 async def test_a_fetch_does_not_linger_for_ever(client: Client) -> None:
     fetch = await lingering(client, 30)
     assert (await client.broker.FetchFrames(fetch)).next_offset == fetch.offset + 1

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport import channel
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2
+from duemq_server.local_cluster import ClusterFailed, readiness
+from duemq_server.local_cluster.supervisor import Member
 from duemq_server.serving.permissions.rights import parse
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.played_timer import claim_queues
@@ -235,6 +238,26 @@ async def test_nobody_takes_the_place_of_a_timer_service(tmp_path, guarded):
         assert not fired.duplicate
 
 
+@pytest.mark.parametrize("name", ["shop", "nobody"])
+async def test_a_cluster_whose_own_certificate_may_not_be_a_part_says_so_at_once(
+    tmp_path, guarded, name, monkeypatch
+):
+    """And not after the time that it has to come up."""
+    monkeypatch.setattr(readiness, "RPC_TIMEOUT_S", WAIT_S)
+    async with running_cluster(tmp_path, **guarded.settings) as cluster:
+        at = Member("nameserver-0", "nameserver", address=cluster.nameserver)
+        lacking = [Member("broker-0", "broker", "broker-0")]
+
+        async def missing(name: str) -> str:
+            return await asyncio.to_thread(
+                readiness.unregistered, at, lacking, attrgetter("address"), guarded.tls(name)
+            )
+
+        assert "broker-0 not registered" in await missing("cluster")
+        with pytest.raises(ClusterFailed, match=f"{name} may not be a part of the cluster"):
+            await missing(name)
+
+
 async def test_what_falls_due_as_the_file_is_mended_is_no_dead_letter(tmp_path, guarded):
     async with running_broker(tmp_path / "b", **guarded.settings) as (broker, cluster):
         await cluster.send(batch("orders", [b"1"]))
@@ -279,6 +302,19 @@ async def test_a_queue_that_one_may_not_read_keeps_no_other_from_being_taken_ove
         assert (orders.max_offset, orders.HasField("error")) == (1, False)
         assert payments.error.message == "permissions: billing may not receive from topic payments"
         assert (payments.min_offset, payments.max_offset) == (0, 0)
+
+
+async def test_what_failed_of_a_topic_that_one_may_not_read_any_more_holds_up_no_other(
+    tmp_path, guarded
+):
+    async with asking_a_broker(tmp_path / "b", guarded, "billing") as (cluster, billing):
+        await cluster.send(batch("orders", [b"1"]), batch("payments", [b"2"]))
+        failed = [broker_pb2.FailedMessage(topic=name) for name in ("payments", "orders")]
+        request = broker_pb2.SendBackRequest(group="billing", messages=failed)
+        payments, orders = (await billing.broker.SendBack(request)).results
+        assert payments.error.message == "permissions: billing may not receive from topic payments"
+        assert orders.due_ms
+        assert not orders.HasField("error")
 
 
 async def test_a_standing_pull_ends_with_the_group(tmp_path, guarded):

@@ -1,6 +1,7 @@
 """Schedules at real shards and brokers, in one process: names, answers, limits, loops."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from duemq.errors import (
     TooLarge,
     TopicNotFound,
 )
+from duemq.protocol.route import Queue
 from duemq.protocol.timer_keys import shard_of_schedule
 from duemq.transport import channel, status
 from duemq.v1 import message_pb2, schedule_pb2, stubs
+from duemq_server.timer_service.edge import broker_link, topic_queues
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_service import TOPIC, WAIT_S, delivered, running_shard
 
@@ -135,6 +138,26 @@ async def test_what_is_wrong_is_named(
                 await status.answer(stub.PutSchedule(request, timeout=WAIT_S))
         assert raised.value.field == field
         assert len(shard.service.shard.scheduler.schedules) == 0
+
+
+async def test_a_topic_whose_route_is_on_its_way_is_waited_for(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_queues, "TOPIC_WAIT_S", 0.0)
+    monkeypatch.setattr(broker_link, "TOPIC_S", WAIT_S)
+    async with running_shard(cluster, tmp_path) as shard, aio.Admin(cluster.nameserver) as admin:
+        links, asked = shard.service._links, Counter[str]()
+        known = links.queues_of
+
+        def late(topic: str) -> tuple[Queue, ...]:
+            asked[topic] += 1
+            return known(topic) if asked[topic] > 3 else ()  # so often it is looked for at first
+
+        monkeypatch.setattr(links, "queues_of", late)
+        with pytest.raises(TopicNotFound):
+            await admin.put_schedule("s", topic="nowhere", every="1h")
+        outcome, _ = await admin.put_schedule("s", topic=TOPIC, every="1h")
+        assert outcome == "created"
 
 
 async def test_what_is_too_much(cluster: Cluster, tmp_path: Path) -> None:

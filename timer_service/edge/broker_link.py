@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from duemq.errors import DuemqError, FencedTimer, Unavailable
+from duemq.errors import DuemqError, FencedTimer, TopicNotFound, Unavailable
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.protocol.route import Broker
 from duemq.settings import Tls
 from duemq.transport import status
 from duemq.transport.channel import Channels
 from duemq.transport.retrying import Backoff
-from duemq.v1 import broker_pb2, stubs
+from duemq.v1 import admin_pb2, broker_pb2, stubs
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.storage.errors import StorageError
 from duemq_server.timer_service.edge.fire_stream import FireStream
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL_S = 1.0
 NO_OFFSET = -1  # it is not known what is committed
+# Of the question for a topic that no route has.
+TOPIC_S = 2.0
 # Claims are repeated: the broker sees who is alive, and the shard sees the broker's clock.
 CLAIM_INTERVAL_S = 5.0
 CLAIM_TIMEOUT_S = 2.0
@@ -123,6 +125,24 @@ class BrokerLink:
         """Whether anything ever came from this broker's store."""
         sources = self._shard.scheduler.numbers.sources
         return any(each.id.store_id == self.broker.store_id for each in sources)
+
+    async def has_topic(self, topic: str) -> bool:
+        """Whether it says so, which routes may not yet.  Raises Unavailable."""
+        self._broker_now()
+        assert self._channel is not None
+        request = admin_pb2.DescribeTopicRequest(name=topic)
+        call = stubs.BrokerAdminStub(self._channel).DescribeTopic(request, timeout=TOPIC_S)
+        try:
+            await status.answer(call, self.broker.name)
+        except TopicNotFound:
+            return False
+        except DuemqError as error:
+            raise Unavailable(
+                f"broker {self.broker.name} does not say whether it has topic {topic!r}: {error}",
+                field="topic",
+                value=topic,
+            ) from error
+        return True
 
     def begin_of(self, queue_id: int) -> int | None:
         """Where in a queue this shard's part begins; None: the queue is not this shard's."""

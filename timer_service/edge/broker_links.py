@@ -148,6 +148,12 @@ class BrokerLinks:
         return self._routes.version > 0
 
     @property
+    def live(self) -> list[BrokerLink]:
+        """To the brokers that nameservers list."""
+        listed = (self.by_name.get(each.name) for each in self._routes.brokers)
+        return [link for link in listed if link is not None]
+
+    @property
     def lost_brokers(self) -> list[str]:
         """Brokers that were there lately: topics may be missing with them."""
         return [each.broker.name for each in self._routes.lost_brokers]

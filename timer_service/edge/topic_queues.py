@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from duemq.errors import NotReady, TopicNotFound, Unavailable
@@ -25,6 +26,8 @@ async def topic_queues(links: BrokerLinks, topic: str) -> Sequence[Queue]:
         raise Unavailable(
             f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
         )
+    if any(await asyncio.gather(*(each.has_topic(topic) for each in links.live))):
+        raise NotReady(f"the route of topic {topic!r} is on its way", field="topic", value=topic)
     raise TopicNotFound(
         f"no broker serves topic {topic!r}: make it first, as with `duemq topic create`",
         field="topic",

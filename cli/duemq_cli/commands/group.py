@@ -295,7 +295,9 @@ def create(
     retries of their own, or a place to start from (`duemq group reset`).  What is not given is as
     the brokers are set.  While a broker is away nothing is made (exit code 3).  The exit code is 1
     if the group is there.  With --if-not-exists it is 0 then, and what is there is printed; brokers
-    that lack it get it so.  With --json: group, retries_max, retry_delays_ms, retry_exponential.
+    that lack it get it so, and what is in force is the group's own everywhere from then on: how
+    brokers are set counts for it no more.  With --json: group, retries_max, retry_delays_ms,
+    retry_exponential.
 
     \b
     Examples:
@@ -340,6 +342,7 @@ def update(
     """Change the retries of the group NAME at every broker; what is not given stays.
 
     With no option it makes the group known, as it is, at brokers that were added since it was made.
+    What stays is the group's own from then on: how brokers are set counts for it no more.
     Messages that already wait for a retry come when they were to come.  While a broker is away
     nothing is changed (exit code 3).  With --json as `create`.
 

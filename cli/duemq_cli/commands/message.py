@@ -115,11 +115,11 @@ def show(session: Session, /, topic: str, message_id: str, since: str | None) ->
     that is not due the brokers know when it was accepted, and not whether it was cancelled.
 
     The exit code is 4 if nothing is known of it, 5 if a broker is away, or did not answer to the
-    end of a look-up within --timeout (60 s), or if you may not read what a group sent back.  With
-    --json, lines told apart by `kind`: `accepted`, `stored`, `retry`, `waiting` (for its retry) and
-    `dead-letter` (each as of `duemq consume`, the last three with group, error, first_failed_ms,
-    last_failed_ms), `delivery` (broker, queue, offset of the message, group, state, group_offset);
-    and {missing_brokers}.
+    end of a look-up within --timeout (60 s), or if you may not read what a group sent back, or
+    %TIMER%, where delayed messages and retries wait.  With --json, lines told apart by `kind`:
+    `accepted`, `stored`, `retry`, `waiting` (for its retry) and `dead-letter` (each as of `duemq
+    consume`, the last three with group, error, first_failed_ms, last_failed_ms), `delivery`
+    (broker, queue, offset of the message, group, state, group_offset); and {missing_brokers}.
 
     \b
     Example:

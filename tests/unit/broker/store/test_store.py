@@ -651,6 +651,24 @@ def test_who_has_fetched_has_said_how_far_it_is(fetched: bool) -> None:
     assert store.queue(TIMER_TOPIC, 0).next_offset == (4 if fetched else 1)
 
 
+@pytest.mark.parametrize("committed", [0, 1])
+def test_what_is_committed_was_fetched_also_if_no_checkpoint_says_so(committed: int) -> None:
+    """One between a start and the first fetch says that nobody has fetched."""
+    disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
+    store = opened(disk, settings)
+    store.create_topic("orders", 2)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {})
+    save(store, disk)
+    store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
+    timer_queue_changes.note_fetched(store, 0, 1)
+    key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0)
+    offset_changes.put(store, TIMER_GROUP, [(key, Progress(committed, 0))])
+    settle(store)
+    store = opened(disk.after_kill(), settings)  # a copy, from before the owner took 4 over
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4})
+    assert store.queue(TIMER_TOPIC, 0).next_offset == (4 if committed else 1)
+
+
 @pytest.mark.parametrize("first", [0, 2])
 def test_who_fetches_behind_what_was_given_from_this_data_is_told(first: int) -> None:
     """Messages that came under offsets of others would be passed over, and nobody notice."""

@@ -130,7 +130,7 @@ KEY = timer_pb2.TimerKey(topic="t", key="k")
         (
             "Broker/SendBack",
             broker_pb2.SendBackRequest(group="g", messages=[broker_pb2.FailedMessage(topic="t")]),
-            [(Action.JOIN, "g"), (Action.RECEIVE, "t")],
+            [(Action.JOIN, "g")],
         ),
         (
             "GroupCoordinator/Join",
