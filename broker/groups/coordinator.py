@@ -293,8 +293,9 @@ class Coordinator:
             if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
                 self.table.drop(group)
 
-    def next_ms(self) -> int | None:
-        """Answers when `expire` must be called again; None: not before another event."""
+    def next_ms(self, awake_ms: int = 0) -> int | None:
+        """Answers when `expire` must be called again; None: not before another event.  What was due
+        before `awake_ms` waited for its turn: the caller did not sleep."""
         times = [
             member.last_heard_ms + member.session_timeout_ms
             for group in self.table
@@ -303,7 +304,7 @@ class Coordinator:
         times += [each.until_ms for group in self.table for each in group.replaced.values()]
         times += [g.hold_until_ms for g in self.table if g.hold_until_ms is not None]
         times += [g.empty_since_ms + EMPTY_GROUP_KEPT_MS for g in self.table if not g.members]
-        self._next_ms = min(times, default=None)
+        self._next_ms = max(awake_ms, min(times)) if times else None
         return self._next_ms
 
     def forget(self, group_name: str) -> None:
