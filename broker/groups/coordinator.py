@@ -163,7 +163,7 @@ class Coordinator:
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
         if group.hold_until_ms is None:
-            lived = hello.generation or known_generation
+            lived = hello.generation or known_generation or self._cluster.has_sent_back(group.name)
             if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
                 self._hold_back(group, hello, now_ms)
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)

@@ -130,6 +130,17 @@ def test_a_newcomer_waits_from_when_the_brokers_changed_and_is_told_how_long() -
     assert only(step).waits_ms == 0
 
 
+def test_a_newcomer_does_not_rob_a_group_whose_topics_have_no_queue_here_but_that_sent_back() -> (
+    None
+):
+    coordinator, retry = new_coordinator(), "%RETRY%g"
+    there = {"orders": queues(0, 1, broker="b2"), retry: queues(0, topic=retry, broker="b2")}
+    coordinator.routes_changed(there, ["b1"], T0)
+    step = coordinator.join(hello("m0"), T0 + 4_000)
+    assert told(step) == {"m0": ()}
+    assert only(step).waits_ms == TIMEOUT_MS - 4_000
+
+
 def test_a_newcomer_does_not_wait_where_all_have_long_heard_that_the_group_moved() -> None:
     coordinator = new_coordinator()
     coordinator.routes_changed({"orders": queues(0, 1)}, ["b1"], T0 + 5_000)  # the same brokers
