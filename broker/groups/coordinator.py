@@ -183,7 +183,7 @@ class Coordinator:
             was_member=hello.generation > 0,
             leaving=hello.leaving,
         )
-        arrival.await_members(group, hello)
+        arrival.await_members(group, hello, known_generation)
         if returning:
             arrival.drop_unowned(group, hello)
         arrival.claim(group, hello)

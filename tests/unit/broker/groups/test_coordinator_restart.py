@@ -101,6 +101,16 @@ def test_the_newest_list_of_members_counts_for_a_group_that_moved_here() -> None
     assert told(coordinator.join(last, T0 + 2)) == {"m2": (), "m3": (3,)}
 
 
+def test_who_lost_its_queues_before_the_group_moved_here_does_not_get_them_as_the_first() -> None:
+    """Its list of members is of then; who took a queue of this broker since knows a newer one."""
+    coordinator, newer = new_coordinator(), FIRST + 5_000 * GENERATION_MARKS
+    alone = hello("m1", generation=FIRST, owned=queues(0), members=("m1",))
+    assert told(coordinator.join(alone, T0 + 6_000, newer)) == {"m1": (0,)}
+    back = hello("m2", generation=newer, owned=queues(0, 1, 2, 3), members=("m2",))
+    step = coordinator.join(back, T0 + 6_001, newer)
+    assert told(step) == {"m1": (), "m2": (2, 3)}
+
+
 def test_who_left_is_not_awaited_although_the_others_have_not_heard_of_it() -> None:
     coordinator = new_coordinator()
     both = {"generation": FIRST, "members": ("m1", "m2")}
