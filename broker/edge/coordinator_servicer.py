@@ -110,9 +110,10 @@ class CoordinatorServicer:
         self._telling.save()
 
     async def _tick(self) -> None:
+        awake_ms = 0
         while True:
             self._earlier.clear()
-            next_ms = self._coordinator.next_ms()
+            next_ms, awake_ms = self._coordinator.next_ms(awake_ms), 0
             wait_s = None if next_ms is None else max(0, next_ms - self._clock()) / 1000
             try:
                 async with asyncio.timeout(wait_s):
@@ -120,6 +121,7 @@ class CoordinatorServicer:
             except TimeoutError:
                 # As of now: that others have their turn before it is no sleep of this broker.
                 await self._rebalancer.done(partial(self._expire, self._clock()))
+                awake_ms = self._clock()
             else:  # one look at all groups for many changes; no deadline is as near as that
                 await asyncio.sleep(GATHER_S)
 

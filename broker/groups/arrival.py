@@ -78,8 +78,9 @@ def was_elsewhere(group: Group, hello: Hello, known_generation: int) -> bool:
     """
     if max(hello.generation, known_generation) > group.generation + GENERATION_MARKS:
         return True
-    others = set(hello.members) - {hello.member_id}
-    return not group.members and hello.generation > 0 and bool(others)
+    if group.members or group.hold_until_ms is not None:
+        return False
+    return hello.generation > 0 and bool(set(hello.members) - {hello.member_id})
 
 
 def keep_back(group: Group, before: Member, now_ms: int) -> None:
@@ -96,12 +97,14 @@ def keep_back(group: Group, before: Member, now_ms: int) -> None:
         group.replaced[queue] = process
 
 
-def await_members(group: Group, hello: Hello) -> None:
+def await_members(group: Group, hello: Hello, known_generation: int) -> None:
     """While holding back: everyone that anybody names is still to come, but for who has left.
 
-    The others may not have heard of a goodbye that came before they did.
+    The others may not have heard of a goodbye that came before they did.  Who does not know of a
+    newer taker may have been a member no more by then, and not know of others either.
     """
-    if group.hold_until_ms is not None and hello.members:
+    is_newest = known_generation <= hello.generation + GENERATION_MARKS
+    if group.hold_until_ms is not None and hello.members and is_newest:
         awaited = dict(group.absent or {})
         for member in hello.members:
             settled = member in group.members or member in group.left

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from duemq.errors import NotCoordinator, NotReady
 from duemq.protocol.balance import MessageQueue, coordinator
+from duemq.protocol.names import retry_topic
 from duemq.protocol.pieces import Pieces
 from duemq_server.broker.groups.members import Group
 from duemq_server.broker.groups.rebalance import TopicQueues
@@ -57,6 +58,10 @@ class Cluster:
                 value=group_name,
                 limit=owner,
             )
+
+    def has_sent_back(self, group_name: str) -> bool:
+        """A broker has what this group gave back: it has lived, though nothing else tells so."""
+        return retry_topic(group_name) in self._readable
 
     def queues_of(self, group: Group) -> Pieces[TopicQueues]:
         """Answers the readable queues of what a group reads."""

@@ -162,10 +162,9 @@ class Coordinator:
             arrival.check_fits(group, hello)
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
-        if group.hold_until_ms is None:
-            lived = hello.generation or known_generation
-            if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
-                self._hold_back(group, hello, now_ms)
+        lived = hello.generation or known_generation or self._cluster.has_sent_back(group.name)
+        if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
+            self._hold_back(group, hello, now_ms)
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
@@ -184,7 +183,7 @@ class Coordinator:
             was_member=hello.generation > 0,
             leaving=hello.leaving,
         )
-        arrival.await_members(group, hello)
+        arrival.await_members(group, hello, known_generation)
         if returning:
             arrival.drop_unowned(group, hello)
         arrival.claim(group, hello)
@@ -293,8 +292,9 @@ class Coordinator:
             if not group.members and group.empty_since_ms + EMPTY_GROUP_KEPT_MS <= now_ms:
                 self.table.drop(group)
 
-    def next_ms(self) -> int | None:
-        """Answers when `expire` must be called again; None: not before another event."""
+    def next_ms(self, awake_ms: int = 0) -> int | None:
+        """Answers when `expire` must be called again; None: not before another event.  What was due
+        before `awake_ms` waited for its turn: the caller did not sleep."""
         times = [
             member.last_heard_ms + member.session_timeout_ms
             for group in self.table
@@ -303,7 +303,7 @@ class Coordinator:
         times += [each.until_ms for group in self.table for each in group.replaced.values()]
         times += [g.hold_until_ms for g in self.table if g.hold_until_ms is not None]
         times += [g.empty_since_ms + EMPTY_GROUP_KEPT_MS for g in self.table if not g.members]
-        self._next_ms = min(times, default=None)
+        self._next_ms = max(awake_ms, min(times)) if times else None
         return self._next_ms
 
     def forget(self, group_name: str) -> None:
@@ -361,10 +361,10 @@ class Coordinator:
         """Members of another coordinator, who heard when the brokers changed, may have queues."""
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
-        members = group.members.values()
         if heard_ms + timeout_ms > now_ms:
-            group.absent = {m.member_id: m.session_timeout_ms for m in members} or None
-            group.hold_until_ms = heard_ms + timeout_ms
+            members = {m.member_id: m.session_timeout_ms for m in group.members.values()}
+            group.absent = {**(group.absent or {}), **members} or None
+            group.hold_until_ms = max(group.hold_until_ms or 0, heard_ms + timeout_ms)
             group.young_until_ms = now_ms + timeout_ms
 
     def _remove(self, group: Group, member_ids: Collection[str], now_ms: int) -> None:

@@ -338,13 +338,13 @@ async def test_a_queue_that_ends_as_a_close_with_a_hanging_callback_ends_is_give
     share = first._share
     commit = share._committer.commit
 
-    async def last(holdings, timeout_s=5.0):
+    async def last(holdings):
         sources = {each.queue: each.source for each in holdings}
         if sources.keys() >= {stuck, late}:
             await until(lambda: not share._holdings._wanted)  # they hear that it leaves
             gates[b"late"].set()
             await share._dispatcher.quiet(sources[late])
-        return await commit(holdings, timeout_s)
+        return await commit(holdings)
 
     share._committer.commit = last
     try:

@@ -16,7 +16,7 @@ from duemq.aio import Admin, PushConsumer
 from duemq.consumer import push
 from duemq.consumer.fetching import offset_client as offsets
 from duemq.consumer.fetching.offset_client import OffsetClient
-from duemq.consumer.group import group_share, membership
+from duemq.consumer.group import committing, group_share, membership
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import (
     Closed,
@@ -846,7 +846,7 @@ async def test_commits_that_last_do_not_prolong_a_close_again_and_again(
     committer = consumer._share._committer
     commit, rounds = committer.commit, []
 
-    async def slow(holdings, timeout_s=5.0):
+    async def slow(holdings):
         ours = sorted(each.queue.queue_id for each in holdings if each.queue in busy)
         if ours:
             rounds.append(ours)
@@ -854,7 +854,7 @@ async def test_commits_that_last_do_not_prolong_a_close_again_and_again(
             clock.now_s += 5_000
             more[0].set()  # another callback ends meanwhile
             await until(lambda: gates.index(more[0]) in done)
-        return await commit(holdings, timeout_s)
+        return await commit(holdings)
 
     monkeypatch.setattr(committer, "commit", slow)
     busy = {MessageQueue(topic, "b0", queue_id) for queue_id in range(4)}
@@ -897,6 +897,7 @@ async def test_a_newer_process_ends_the_older_one_of_its_name(
     cluster, topic, consumers, monkeypatch
 ) -> None:
     monkeypatch.setattr(group_share, "FENCED_COMMIT_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(committing, "REQUEST_TIMEOUT_S", 60.0)
     settings = LONG | {"commit_interval_s": 3_600}
     older = await consumers.start("a", member_name="pod-3", settings=settings)
     await until(lambda: len(older.queues) == 8)
@@ -916,6 +917,35 @@ async def test_a_newer_process_ends_the_older_one_of_its_name(
     await older.close()
     more = await fill(cluster, topic, 1, "more ")
     await until(lambda: len(consumers.received["b"]) >= len(sent | more))
+
+
+async def test_a_newer_process_does_not_wait_for_a_broker_that_answers_the_older_one_nothing(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    """Its commit is under way there when it hears that it is replaced."""
+    monkeypatch.setattr(group_share, "FENCED_COMMIT_TIMEOUT_S", 0.1)
+    settings = LONG | {"commit_interval_s": 3_600}
+    older = await consumers.start("a", member_name="pod-3", settings=settings)
+    await until(lambda: len(older.queues) == 8)
+    await fill(cluster, topic, 5)
+    share, asked, answer = older._share, [], asyncio.Event()
+    holdings = share._holdings.all
+    await until(lambda: {each.source.pending.commit_point for each in holdings} == {5})
+
+    async def silent(broker, commits, timeout_s):
+        asked.append(broker)
+        await answer.wait()
+        return {}
+
+    monkeypatch.setattr(share._offsets, "commit", silent)
+    under_way = asyncio.create_task(share._committer.commit(holdings))
+    try:
+        await until(lambda: len(asked) == 2)
+        newer = await consumers.start("b", member_name="pod-3", settings=settings)
+        await until(lambda: len(newer.queues) == 8)
+    finally:
+        answer.set()
+        await under_way
 
 
 # --- refusals ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from duemq.consumer.settings import ConsumerSettings
 from duemq.message import Message
 from duemq.outcomes import Outcome
 
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 """Runs a coroutine as a task that ends with the consumer."""
 
 Progressed = Callable[[Source], None]

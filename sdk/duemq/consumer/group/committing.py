@@ -39,36 +39,32 @@ class Committer:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by broker
         self._next: dict[str, _Turn] = {}  # by broker: who joins waits for the lock
 
-    async def commit(
-        self, holdings: Iterable[Holding], timeout_s: float = REQUEST_TIMEOUT_S
-    ) -> list[Lost]:
+    async def commit(self, holdings: Iterable[Holding]) -> list[Lost]:
         """Saves what changed; answers the queues that others have taken over, or that are gone.
 
-        What could not be saved within the timeout is logged: it may be consumed again.
+        What could not be saved in time is logged: it may be consumed again.
         """
         by_broker: defaultdict[str, list[Holding]] = defaultdict(list)
         for holding in holdings:
             if holding.source is not None:
                 by_broker[holding.queue.broker].append(holding)
         answers = await asyncio.gather(
-            *(self._commit_at(broker, each, timeout_s) for broker, each in by_broker.items())
+            *(self._commit_at(broker, each) for broker, each in by_broker.items())
         )
         return [lost for answer in answers for lost in answer]
 
-    async def _commit_at(
-        self, broker: str, holdings: list[Holding], timeout_s: float
-    ) -> list[Lost]:
+    async def _commit_at(self, broker: str, holdings: list[Holding]) -> list[Lost]:
         turn = self._next.setdefault(broker, _Turn())
         turn.holdings.update(dict.fromkeys(holdings))
         async with self._locks[broker]:
             if not turn.over:  # nobody who joined has had the lock
                 if self._next.get(broker) is turn:
                     del self._next[broker]
-                turn.lost = await self._send(broker, turn.holdings, timeout_s)
+                turn.lost = await self._send(broker, turn.holdings)
                 turn.over = True
         return [lost for lost in turn.lost if lost[0] in holdings]
 
-    async def _send(self, broker: str, holdings: Iterable[Holding], timeout_s: float) -> list[Lost]:
+    async def _send(self, broker: str, holdings: Iterable[Holding]) -> list[Lost]:
         commits = _changed(holdings)
         if not commits:
             return []
@@ -77,7 +73,7 @@ class Committer:
             return await self._offsets.commit(broker, commits.values(), left_s)
 
         try:
-            refused = await retrying.until(monotonic() + timeout_s, attempt)
+            refused = await retrying.until(monotonic() + REQUEST_TIMEOUT_S, attempt)
         except DuemqError as error:
             log.warning("group %s: offsets at %s not saved: %s", self._group, broker, error)
             return []

@@ -207,10 +207,11 @@ class GroupShare:
         self._carry_out(step)
 
     async def fenced(self) -> None:
-        """The session is over: stops at once; what was done is saved where no other took over."""
+        """The session is over: stops at once, then saves what was done, which may outlast this."""
         step = self._holdings.fenced()
         self._carry_out(step)
-        await self._committer.commit(step.dropped, FENCED_COMMIT_TIMEOUT_S)
+        saving = self._spawn(self._given_up(step.dropped))
+        await asyncio.wait({saving}, timeout=FENCED_COMMIT_TIMEOUT_S)
 
     def drop_all(self) -> None:
         """Lets go of everything without telling."""

@@ -19,7 +19,7 @@ from duemq.protocol import balance
 HEARTBEATS_PER_SESSION = 4
 # `field` of the FencedMember that ends a static member.
 REPLACED = "incarnation"
-INCARNATION_MAX = (1 << 64) - 1
+INCARNATION_MAX = (1 << 64) - 1_000_000
 
 
 class After(enum.Enum):
@@ -130,14 +130,14 @@ class Standing:
     def _comes_after(self, newest: str, now_ns: int) -> bool:
         """Whether it is the newer process all the same, and has a greater incarnation from now on.
 
-        It has just begun, and the other one did so in what is the future here: their machines'
-        clocks are apart, and it would be refused until this one has come there.
+        It has just begun, and the other one did so in what is the future here: it would be refused
+        until then.  Of two such, one is newer.
         """
         if self.generation or not newest.isdecimal():
             return False
         if not now_ns < int(newest) < INCARNATION_MAX:
             return False
-        self.incarnation = int(newest) + 1
+        self.incarnation = int(newest) + 1 + now_ns % 1_000_000
         return True
 
     # --- leaving ------------------------------------------------------------------------------

@@ -22,11 +22,13 @@ class Kept:
 
 
 async def test_a_session_that_is_over_ends_though_rebalances_of_others_come_before_it() -> None:
-    """Their time is none that this broker slept, for which sessions would be prolonged."""
+    """Their time is none that this broker slept, for which sessions would be prolonged: neither one
+    that is over before the wait for their turn, nor one that is over meanwhile."""
     now_ms = T0
     coordinator = Coordinator("b1", session_timeout_ms=TIMEOUT_MS)
     coordinator.set_routes({}, ["b1"], T0)
     coordinator.enter(hello("m1"), T0)
+    coordinator.enter(hello("m2"), T0 + 2_000)
     servicer = CoordinatorServicer(
         coordinator, RouteCache(), Offsets(), Kept(), asyncio.Event(), lambda: now_ms
     )

@@ -130,9 +130,9 @@ def test_a_group_may_wait_for_a_topic_that_is_not_there_yet() -> None:
 
 def test_the_topic_of_retries_is_shared_among_its_subscribers_only() -> None:
     coordinator = new_coordinator(queue_count=2)
+    coordinator.join(hello("m1"), T0)
     retries = queues(0, topic="%RETRY%g")
     coordinator.routes_changed({"orders": queues(0, 1), "%RETRY%g": retries}, ["b1"], T0)
-    coordinator.join(hello("m1"), T0)
     step = coordinator.join(hello("m2", topics=("orders", "%RETRY%g")), T0)
     by_member = {each.member_id: each.queues for each in step.assignments}
     assert by_member == {"m1": queues(0), "m2": retries}

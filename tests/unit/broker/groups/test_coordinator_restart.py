@@ -101,6 +101,16 @@ def test_the_newest_list_of_members_counts_for_a_group_that_moved_here() -> None
     assert told(coordinator.join(last, T0 + 2)) == {"m2": (), "m3": (3,)}
 
 
+def test_who_lost_its_queues_before_the_group_moved_here_does_not_get_them_as_the_first() -> None:
+    """Its list of members is of then; who took a queue of this broker since knows a newer one."""
+    coordinator, newer = new_coordinator(), FIRST + 5_000 * GENERATION_MARKS
+    alone = hello("m1", generation=FIRST, owned=queues(0), members=("m1",))
+    assert told(coordinator.join(alone, T0 + 6_000, newer)) == {"m1": (0,)}
+    back = hello("m2", generation=newer, owned=queues(0, 1, 2, 3), members=("m2",))
+    step = coordinator.join(back, T0 + 6_001, newer)
+    assert told(step) == {"m1": (), "m2": (2, 3)}
+
+
 def test_who_left_is_not_awaited_although_the_others_have_not_heard_of_it() -> None:
     coordinator = new_coordinator()
     both = {"generation": FIRST, "members": ("m1", "m2")}
@@ -128,6 +138,17 @@ def test_a_newcomer_waits_from_when_the_brokers_changed_and_is_told_how_long() -
     step = coordinator.tick(T0 + TIMEOUT_MS)
     assert told(step) == {"m0": (0, 1, 2, 3)}
     assert only(step).waits_ms == 0
+
+
+def test_a_newcomer_does_not_rob_a_group_whose_topics_have_no_queue_here_but_that_sent_back() -> (
+    None
+):
+    coordinator, retry = new_coordinator(), "%RETRY%g"
+    there = {"orders": queues(0, 1, broker="b2"), retry: queues(0, topic=retry, broker="b2")}
+    coordinator.routes_changed(there, ["b1"], T0)
+    step = coordinator.join(hello("m0"), T0 + 4_000)
+    assert told(step) == {"m0": ()}
+    assert only(step).waits_ms == TIMEOUT_MS - 4_000
 
 
 def test_a_newcomer_does_not_wait_where_all_have_long_heard_that_the_group_moved() -> None:
@@ -171,6 +192,18 @@ def test_a_group_that_comes_back_to_a_coordinator_that_slept_is_held() -> None:
     assert told(step) == {"m2": (3,), "m3": (1, 2)}
     step = coordinator.join(hello("m2", owned=queues(3), **back), T0 + 6_002)
     assert told(step) == {"m2": (), "m3": ()}  # by the rule m1 gets 1, m2 2, m3 3: all move first
+
+
+def test_a_group_that_comes_back_while_it_is_awaited_is_held_anew() -> None:
+    """Who had come back before may have other queues by now."""
+    before, generation = two_members()
+    coordinator = restarted(before, T0 + 1_000)
+    coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0 + 1_100)
+    newer = generation + 5_000 * GENERATION_MARKS
+    back = {"generation": newer, "members": ("m1", "m2")}
+    assert told(coordinator.join(hello("m2", owned=queues(3), **back), T0 + 6_000)) == {"m2": (3,)}
+    step = coordinator.join(hello("m1", owned=queues(0, 1, 2), **back), T0 + 7_000)
+    assert told(step) == {"m1": (0, 1)}  # by the rule m2 gets 2, which m1 releases first
 
 
 def test_a_newcomer_does_not_rob_such_a_group_either_but_does_not_wait_for_one_that_was_reset() -> (

@@ -59,6 +59,15 @@ def test_a_new_process_takes_the_place_of_one_that_began_in_the_future(standing)
     assert standing.incarnation == NOW_NS + 3_600_000_000_001
 
 
+def test_of_two_such_processes_one_is_newer(standing):
+    """Else each would take the other for itself, over another stream, for ever."""
+    another = Standing("g", 10_000)
+    for each, now_ns in (standing, NOW_NS + 7), (another, NOW_NS + 999_999):
+        each.incarnation = now_ns
+        assert each.failed(fenced(INCARNATION_MAX - 1), now_ns) is After.JOIN_AGAIN
+    assert standing.incarnation < another.incarnation < 1 << 64
+
+
 @pytest.mark.parametrize("newest", [NOW_NS - 1, NOW_NS, INCARNATION_MAX, ""])
 def test_one_that_began_before_now_or_never_is_not_replaced(standing, newest):
     standing.incarnation = before = NOW_NS - 2
