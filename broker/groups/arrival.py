@@ -78,9 +78,8 @@ def was_elsewhere(group: Group, hello: Hello, known_generation: int) -> bool:
     """
     if max(hello.generation, known_generation) > group.generation + GENERATION_MARKS:
         return True
-    if group.members or group.hold_until_ms is not None:
-        return False
-    return hello.generation > 0 and bool(set(hello.members) - {hello.member_id})
+    others = set(hello.members) - {hello.member_id}
+    return not group.members and hello.generation > 0 and bool(others)
 
 
 def keep_back(group: Group, before: Member, now_ms: int) -> None:

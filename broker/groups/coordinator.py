@@ -162,9 +162,10 @@ class Coordinator:
             arrival.check_fits(group, hello)
         self._remove(group, misfits.keys(), now_ms)
         group.strategy = hello.strategy or AVERAGE
-        lived = hello.generation or known_generation or self._cluster.has_sent_back(group.name)
-        if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
-            self._hold_back(group, hello, now_ms)
+        if group.hold_until_ms is None:
+            lived = hello.generation or known_generation or self._cluster.has_sent_back(group.name)
+            if arrival.was_elsewhere(group, hello, known_generation) if known else lived:
+                self._hold_back(group, hello, now_ms)
         newest = max(min(hello.generation, newest_generation(now_ms)), known_generation)
         if newest > group.generation:  # another coordinator was at work: be newer than it
             group.generation = newest
@@ -361,10 +362,10 @@ class Coordinator:
         """Members of another coordinator, who heard when the brokers changed, may have queues."""
         timeout_ms = hello.session_timeout_ms or self._session_timeout_ms
         heard_ms = now_ms if hello.generation else min(now_ms, self._cluster.brokers_since_ms)
+        members = group.members.values()
         if heard_ms + timeout_ms > now_ms:
-            members = {m.member_id: m.session_timeout_ms for m in group.members.values()}
-            group.absent = {**(group.absent or {}), **members} or None
-            group.hold_until_ms = max(group.hold_until_ms or 0, heard_ms + timeout_ms)
+            group.absent = {m.member_id: m.session_timeout_ms for m in members} or None
+            group.hold_until_ms = heard_ms + timeout_ms
             group.young_until_ms = now_ms + timeout_ms
 
     def _remove(self, group: Group, member_ids: Collection[str], now_ms: int) -> None:

@@ -194,18 +194,6 @@ def test_a_group_that_comes_back_to_a_coordinator_that_slept_is_held() -> None:
     assert told(step) == {"m2": (), "m3": ()}  # by the rule m1 gets 1, m2 2, m3 3: all move first
 
 
-def test_a_group_that_comes_back_while_it_is_awaited_is_held_anew() -> None:
-    """Who had come back before may have other queues by now."""
-    before, generation = two_members()
-    coordinator = restarted(before, T0 + 1_000)
-    coordinator.join(hello("m1", generation=generation, owned=queues(0, 1)), T0 + 1_100)
-    newer = generation + 5_000 * GENERATION_MARKS
-    back = {"generation": newer, "members": ("m1", "m2")}
-    assert told(coordinator.join(hello("m2", owned=queues(3), **back), T0 + 6_000)) == {"m2": (3,)}
-    step = coordinator.join(hello("m1", owned=queues(0, 1, 2), **back), T0 + 7_000)
-    assert told(step) == {"m1": (0, 1)}  # by the rule m2 gets 2, which m1 releases first
-
-
 def test_a_newcomer_does_not_rob_such_a_group_either_but_does_not_wait_for_one_that_was_reset() -> (
     None
 ):
