@@ -21,7 +21,7 @@ from duemq_server.timer_service.bulk_loop import BulkLoop
 from duemq_server.timer_service.scheduling.bulk.jobs import BulkJobs, Job, Which
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
-from tests.service.test_timer_service import HOUR_MS, TOPIC, Shard, running_shard, send
+from tests.service.test_timer_service import HOUR_MS, TOPIC, running_shard, send
 
 KEYS = [f"{owner}/{n}" for owner in ("ann", "bob") for n in range(6)]
 ID = bytes(range(16))
@@ -32,10 +32,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with running_cluster(tmp_path, "b0") as running:
         await running.create_topic(TOPIC, queues=2)
         yield running
-
-
-async def registered(shard: Shard) -> None:
-    await until(lambda: bool(shard.service._registration))
 
 
 async def dues(admin: Admin, **which: Any) -> list[int]:
@@ -52,8 +48,8 @@ async def test_timers_are_cancelled_and_shifted_by_key_prefix_at_all_shards(
         Admin(cluster.nameserver) as admin,
         Producer(cluster.nameserver) as producer,
     ):
-        await registered(one)
-        await registered(other)
+        await one.registered()
+        await other.registered()
         await until(lambda: len(admin._client.routes.timers) == 2)
         await producer.send(TOPIC, b"plain", delay="2h")
         for key in KEYS:
@@ -80,7 +76,7 @@ async def test_timers_are_cancelled_and_shifted_by_key_prefix_at_all_shards(
 
 async def test_what_would_be_due_by_now_is_due_at_once(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path) as shard, Admin(cluster.nameserver) as admin:
-        await registered(shard)
+        await shard.registered()
         [handle] = await send(cluster, [b"a"], [HOUR_MS])
         await shard.until(lambda stats: stats.accepted == 1)
         await until(lambda: bool(admin._client.routes.timers))
@@ -100,7 +96,7 @@ async def test_what_waits_for_a_topic_that_was_deleted_goes_elsewhere(
         Admin(cluster.nameserver) as admin,
         Producer(cluster.nameserver) as producer,
     ):
-        await registered(shard)
+        await shard.registered()
         await until(lambda: bool(admin._client.routes.timers))
         await admin.hold_timers(TOPIC)  # nothing of it is due before the topic is gone
         [soon] = await send(cluster, [b"soon"], [0])
@@ -131,7 +127,7 @@ async def test_what_waits_for_a_topic_that_was_deleted_goes_elsewhere(
 
 async def test_where_to_move_is_checked(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path) as shard, Admin(cluster.nameserver) as admin:
-        await registered(shard)
+        await shard.registered()
         await until(lambda: bool(admin._client.routes.timers))
         for wrong in (TOPIC, "%RETRY%g", "", "a b"):
             with pytest.raises(InvalidArgument, match="topic"):
@@ -194,7 +190,7 @@ async def test_a_shift_goes_on_under_its_id_and_shifts_nothing_twice(
 
 async def test_the_commands(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
-        await registered(shard)
+        await shard.registered()
         await send(cluster, [b"x"] * 200, [HOUR_MS] * 200)
         await shard.until(lambda stats: stats.accepted == 200)
 

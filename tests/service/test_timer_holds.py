@@ -42,7 +42,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def registered(shard: Shard, admin: Admin | None = None) -> None:
-    await until(lambda: bool(shard.service._registration))
+    await shard.registered()
     if admin is not None:
         name = shard.service.settings.name
         await until(lambda: name in [each.name for each in admin._client.routes.timers])

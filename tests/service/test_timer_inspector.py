@@ -19,7 +19,7 @@ from duemq.v1.timer_inspector_pb2 import GetTimersRequest, ListTimersRequest
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, running_cluster, until
-from tests.service.test_timer_service import HOUR_MS, TOPIC, Shard, running_shard, send
+from tests.service.test_timer_service import HOUR_MS, TOPIC, running_shard, send
 
 
 @pytest.fixture
@@ -27,10 +27,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with running_cluster(tmp_path, "b0") as running:
         await running.create_topic(TOPIC, queues=2)
         yield running
-
-
-async def registered(shard: Shard) -> None:
-    await until(lambda: bool(shard.service._registration))
 
 
 async def test_counts_are_exact_and_survive_a_restart(cluster: Cluster, tmp_path: Path) -> None:
@@ -46,7 +42,7 @@ async def test_counts_are_exact_and_survive_a_restart(cluster: Cluster, tmp_path
         "dropped": 0,
     }
     async with running_shard(cluster, tmp_path) as shard:
-        await registered(shard)
+        await shard.registered()
         handles = await send(cluster, [b"a", b"b", b"c", b"d"], [0, HOUR_MS, HOUR_MS, HOUR_MS])
         await shard.until(lambda stats: stats.fired == 1 and stats.accepted == 4)
         await shard.cancel(handles[1])
@@ -54,7 +50,7 @@ async def test_counts_are_exact_and_survive_a_restart(cluster: Cluster, tmp_path
         assert rows(done) == [counted]
         assert done.exit_code == Exit.OK
     async with running_shard(cluster, tmp_path) as shard:
-        await registered(shard)
+        await shard.registered()
         done = await run(cluster.nameserver, "timer", "count", "--topic", TOPIC, "--json")
         assert rows(done)[0] == counted
         nothing = await run(cluster.nameserver, "timer", "count", "--topic", "none", "--json")
@@ -79,7 +75,7 @@ async def test_a_shard_that_is_away_is_named(cluster: Cluster, tmp_path: Path) -
 
 async def test_topics_have_metrics(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path) as shard:
-        await registered(shard)
+        await shard.registered()
         await send(cluster, [b"a", b"b"], [0, HOUR_MS])
         await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
         registry = shard.service.server.registry
@@ -96,7 +92,7 @@ async def test_topics_have_metrics(cluster: Cluster, tmp_path: Path) -> None:
 
 async def test_what_falls_due_when(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
-        await registered(shard)
+        await shard.registered()
         await send(cluster, [b"x"] * 200, [HOUR_MS + n for n in range(200)])
         await send(cluster, [b"y"] * 3, [10 * HOUR_MS] * 3)
         await shard.until(lambda stats: stats.accepted == 203 and stats.near == 0)
@@ -141,7 +137,7 @@ async def test_what_the_other_shards_say_is_shown_where_one_is_away(
 
 async def test_timers_are_found_by_handle(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
-        await registered(shard)
+        await shard.registered()
         await send(cluster, [b"x"] * 100, [2 * HOUR_MS] * 100)
         handles = await send(cluster, [b"a", b"b", b"\xff"], [0, HOUR_MS, HOUR_MS])
         await shard.until(lambda stats: stats.fired == 1 and stats.accepted == 103)
@@ -210,7 +206,7 @@ async def test_a_topic_s_timers_are_listed_in_due_order(cluster: Cluster, tmp_pa
 
 async def test_a_list_without_a_shard_says_so(cluster: Cluster, tmp_path: Path) -> None:
     async with running_shard(cluster, tmp_path, shard=0, shards=2) as shard:
-        await registered(shard)
+        await shard.registered()
         done = await run(cluster.nameserver, "timer", "list", "--topic", TOPIC, "--json")
         assert done.exit_code == Exit.PARTIAL
         assert "timer shard 1" in done.stdout

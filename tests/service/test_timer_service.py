@@ -47,6 +47,15 @@ class Shard:
 
         await until(holds)
 
+    async def registered(self) -> None:
+        """Its nameserver lists it, and tells others of it."""
+
+        def listed() -> bool:
+            registration = self.service._registration
+            return registration is not None and registration._accepted
+
+        await until(listed)
+
 
 def has_looked_round(service: TimerService) -> bool:
     """Whether a broker has refused its claim, or told who else is there; or there is none."""
