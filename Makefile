@@ -12,7 +12,7 @@ RUN := .venv/bin/python -m
 # A test process that crashes ends the run: pytest-xdist 3.8 may wait for ever for one in its place.
 TESTS := pytest -q --max-worker-restart 0 -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas skew simulate fuzz bench chart clients page-test kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas skew simulate fuzz stalls bench chart clients page-test kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -75,8 +75,12 @@ dist: setup ## Builds the five distributions into dist/.
 	  $(RUN) build --no-isolation --outdir dist $$project >dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; tail -n 1 dist/build.log; \
 	done; rm dist/build.log
 
+# Those that a machine which is busy has most often made fail: groups, leases, brokers that stop.
+STALLED := $(addprefix tests/service/,test_broker_stop.py test_lease.py test_membership.py test_rebalance.py cli/test_group_show.py)
+
 ci: lint types contracts drift dist ## What must be true of every commit: style, types, layers, stubs, distributions, tests.
 	$(RUN) $(TESTS) $(PYTEST)
+	STALL_SEED=1 $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $(STALLED)
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster
@@ -99,6 +103,9 @@ simulate: setup ## A longer simulation of replicas (SEEDS histories, from FIRST 
 
 fuzz: setup ## A longer property campaign; SEED=n repeats one.
 	seed=$${SEED:-$$(date +%s)}; echo "SEED=$$seed"; $(RUN) pytest -q tests/property --timeout=0 --hypothesis-profile=campaign --hypothesis-seed=$$seed
+
+stalls: setup ## Runs tests whose event loop stands still once each, as on a busy machine (SEED, STALL seconds, FILES).
+	seed=$${SEED:-$$(date +%s)}; stall=$${STALL:-2.3}; echo "SEED=$$seed STALL=$$stall"; STALL_SEED=$$seed STALL_S=$$stall $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $${FILES:-tests/service}
 
 bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq_server.bench.run_all bench.json
