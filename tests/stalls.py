@@ -84,14 +84,14 @@ class Stalls:
         )
 
     def patch(self) -> None:
-        run_once = asyncio.BaseEventLoop._run_once
+        run_once = asyncio.BaseEventLoop._run_once  # type: ignore[attr-defined]
 
         def turn(loop: asyncio.BaseEventLoop) -> None:
             if self._turns is not None:
                 self._turns.turn()
             run_once(loop)
 
-        asyncio.BaseEventLoop._run_once = turn
+        asyncio.BaseEventLoop._run_once = turn  # type: ignore[attr-defined]
 
 
 def pytest_configure(config: pytest.Config) -> None:

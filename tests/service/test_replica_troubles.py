@@ -2,10 +2,13 @@
 
 import asyncio
 import shutil
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from duemq.errors import InvalidArgument
+from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.store import StoreError
 from tests.service.replica_group import KIND, SEGMENT_BYTES, Group, Member, patient_hand_overs
 from tests.service.replica_network import FAST, LASTING_S, others_of, running
@@ -224,7 +227,11 @@ async def test_who_is_away_is_not_asked_to_lead(running):
         assert not term.leader.resigned
 
 
-async def test_a_slow_catch_up_is_no_silence(running):
+async def test_a_slow_catch_up_is_no_silence(running, monkeypatch):
+    # Of the leader, not of a machine on which nobody gets anything done.
+    times = ReplicaSettings.times
+    patient = partial(replace, silent_ms=1_000 * LASTING_S)
+    monkeypatch.setattr(ReplicaSettings, "times", lambda settings: patient(times(settings)))
     async with running(2, lease_duration=LASTING_S) as (group, _, leader):
         (follower,) = others_of(group, leader)
         await leader.term.write(LINE)
