@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tenacity
 
+from duemq.administering import forgetting, probes, timer_shards
 from duemq.administering.asking import Asker
 from duemq.protocol.route import RouteCache
 from duemq.v1 import admin_pb2
@@ -126,6 +127,9 @@ async def running_cluster(
         # What is given up is never said again, and this nameserver waits for nobody's heartbeat.
         patch.setattr(registration, "DEREGISTER_TIMEOUT_S", WAIT_S)
         patch.setattr(registration, "CHECK_TIMEOUT_S", WAIT_S)
+        # Who answers late is shown as away; whoever is away here refuses connections, at once.
+        for asking in (forgetting, probes, timer_shards):
+            patch.setattr(asking, "TIMEOUT_S", WAIT_S)
         cluster = Cluster(directory, stack, settings)
         await cluster.start_nameserver()
         for name in brokers:
