@@ -545,16 +545,31 @@ async def test_the_first_answer_waits_for_the_other_nameserver_but_not_for_a_sil
         registered(lambda: broker("c"), [two.address]),
     ):
         await until(lambda: one.registry.brokers and two.registry.brokers)
+        nameservers = [one.address, two.address]
+        with monkeypatch.context() as patch:
+            patch.setattr(route_watcher, "SETTLE_S", WAIT_S)
+            async with watching(nameservers) as watcher:
+                await watcher.ready(WAIT_S)
+                assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
+        # The silent one never counts as dead, and the wait ends when both others have been heard.
+        monkeypatch.setattr(route_watcher, "FIRST_UPDATE_TIMEOUT_S", 2 * WAIT_S)
+        connect_timeout = "grpc.min_reconnect_backoff_ms"
+        monkeypatch.setitem(channel._NAMESERVER_OPTIONS, connect_timeout, int(2_000 * WAIT_S))
+        waits = {}
+        monkeypatch.setattr(
+            RouteWatcher,
+            "_after",
+            lambda _, name, wait_s, then: waits.update({name: (wait_s, then)}),
+        )
         with silent_server() as silent:
-            for nameservers, settle_s in (
-                ([one.address, two.address], WAIT_S),
-                # Before a silent one counts as dead.
-                ([silent, one.address, two.address], route_watcher.FIRST_UPDATE_TIMEOUT_S / 2),
-            ):
-                monkeypatch.setattr(route_watcher, "SETTLE_S", settle_s)
-                async with watching(nameservers) as watcher:
-                    await watcher.ready(WAIT_S)
-                    assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
+            async with watching([silent, *nameservers]) as watcher:
+                await until(lambda: watcher._untried == {silent})
+                assert watcher.cache.version == 0
+                wait_s, settle = waits["settle"]
+                assert wait_s == route_watcher.SETTLE_S
+                settle()
+                await watcher.ready(WAIT_S)
+                assert [each.name for each in watcher.cache.brokers] == ["a", "c"]
 
 
 async def test_killing_one_of_two_nameservers_disturbs_nothing():
