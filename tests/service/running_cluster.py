@@ -67,12 +67,16 @@ class Cluster:
 
         `nameservers`: where others than the cluster's one are to be told and asked.
         """
+        # Also once it is silent: a server of another test would be asked in its place.
+        held = bind_port(0)
+        self._stack.callback(held.close)
         life = self._lives[name] = AsyncExitStack()
         self._stack.push_async_exit(life)
         self.brokers[name], self.clients[name] = await life.enter_async_context(
             running_broker(
                 self._directory / name,
                 name=name,
+                listen=f"127.0.0.1:{held.getsockname()[1]}",
                 nameservers=tuple(nameservers) or (self.nameserver,),
                 **{"heartbeat_period": HEARTBEAT_S, "drain_timeout": 0.1, **self._settings},
             )
@@ -90,11 +94,7 @@ class Cluster:
 
     async def silence_broker(self, name: str) -> None:
         """It takes no connection any more; the nameserver still lists it, and hears from it."""
-        server = self.brokers[name].server
-        await server._server.stop(0)
-        # Else a server of another test may get it, and would be asked in its place.
-        held = bind_port(int(server.address.rpartition(":")[2]))
-        self._stack.callback(held.close)
+        await self.brokers[name].server._server.stop(0)
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         config = admin_pb2.TopicConfig(name=topic, queues=queues)
