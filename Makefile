@@ -75,8 +75,8 @@ dist: setup ## Builds the five distributions into dist/.
 	  $(RUN) build --no-isolation --outdir dist $$project >dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; tail -n 1 dist/build.log; \
 	done; rm dist/build.log
 
-# Those that a machine which is busy has most often made fail: groups, leases, brokers that stop.
-STALLED := $(addprefix tests/service/,test_broker_stop.py test_lease.py test_membership.py test_rebalance.py cli/test_group_show.py)
+# In short, of each kind that fails on a busy machine: groups, leases, brokers that stop, leaders that change, commands.
+STALLED := $(addprefix tests/service/,test_rebalance.py test_broker_stop.py test_lease.py test_membership.py test_timer_replicas.py cli/test_tail.py cli/test_group_show.py)
 
 ci: lint types contracts drift dist ## What must be true of every commit: style, types, layers, stubs, distributions, tests.
 	$(RUN) $(TESTS) $(PYTEST)

@@ -5,12 +5,12 @@
 
 So a race that a busy machine shows once in ten runs shows in one.  When it stands still say the
 seed and the test's name, in turns of the loop; what happens between them no seed decides, so it
-repeats a run roughly.
+repeats a run roughly.  `make ci` does it to a few files, with one seed.
 
 Only one event loop stands still: threads of the process go on, so do other loops (a blocking
 client's) and the processes that a test starts; `tests/cluster/disturbance.py` stops those.
 Fixtures are left alone, and a test that takes fewer turns: the last line counts the others.
-A test that cannot hold by its nature is marked `no_stall`, with the reason.
+A test that cannot hold by its nature is marked `no_stall(reason=…)`, and skipped.
 """
 
 import asyncio

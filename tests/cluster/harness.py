@@ -16,6 +16,7 @@ import pytest
 import tenacity
 
 from duemq_server.local_cluster import EmbeddedCluster
+from tests.service.cli.commands import CONNECTS
 
 # The wait for anything that must happen: generous, as these machines are slow and shared.
 WAIT_S = 60.0
@@ -40,9 +41,14 @@ def duemq(
     nameserver: str, *arguments: str, stdin: str = "", wait_s: float = 2 * WAIT_S
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command line against a cluster."""
-    command = [sys.executable, "-m", "duemq_cli", "--nameserver", nameserver, *arguments]
+    command = [sys.executable, "-P", "-c", f"{CONNECTS}\nmain()", "--nameserver", nameserver]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=wait_s, check=False
+        [*command, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=wait_s,
+        check=False,
     )
 
 

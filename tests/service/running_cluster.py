@@ -9,9 +9,11 @@ import pytest
 import tenacity
 
 from duemq.administering import forgetting, probes, timer_shards
-from duemq.administering.asking import Asker
+from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Asker
 from duemq.protocol.route import RouteCache
+from duemq.transport import cluster_client
 from duemq.v1 import admin_pb2
+from duemq_cli import session
 from duemq_server.broker.process import Broker
 from duemq_server.local_cluster.layout import bind_port
 from duemq_server.nameserver.clock import SteadyClock
@@ -20,7 +22,8 @@ from duemq_server.nameserver.registry import Registry
 from duemq_server.nameserver.settings import Settings as NameserverSettings
 from duemq_server.serving import registration
 from duemq_server.serving.server import Server
-from duemq_server.timer_service.edge import broker_link
+from duemq_server.timer_service.edge import broker_link, timer_names
+from duemq_server.timer_service.edge.others import holds_of_others
 from tests.service.running_broker import Client, batch, running_broker
 
 HEARTBEAT_S = 0.5  # a heartbeat that takes longer is given up
@@ -64,12 +67,16 @@ class Cluster:
 
         `nameservers`: where others than the cluster's one are to be told and asked.
         """
+        # Also once it is silent: a server of another test would be asked in its place.
+        held = bind_port(0)
+        self._stack.callback(held.close)
         life = self._lives[name] = AsyncExitStack()
         self._stack.push_async_exit(life)
         self.brokers[name], self.clients[name] = await life.enter_async_context(
             running_broker(
                 self._directory / name,
                 name=name,
+                listen=f"127.0.0.1:{held.getsockname()[1]}",
                 nameservers=tuple(nameservers) or (self.nameserver,),
                 **{"heartbeat_period": HEARTBEAT_S, "drain_timeout": 0.1, **self._settings},
             )
@@ -87,11 +94,7 @@ class Cluster:
 
     async def silence_broker(self, name: str) -> None:
         """It takes no connection any more; the nameserver still lists it, and hears from it."""
-        server = self.brokers[name].server
-        await server._server.stop(0)
-        # Else a server of another test may get it, and would be asked in its place.
-        held = bind_port(int(server.address.rpartition(":")[2]))
-        self._stack.callback(held.close)
+        await self.brokers[name].server._server.stop(0)
 
     async def create_topic(self, topic: str, queues: int = 4) -> None:
         config = admin_pb2.TopicConfig(name=topic, queues=queues)
@@ -127,14 +130,26 @@ async def running_cluster(
         # What is given up is never said again, and this nameserver waits for nobody's heartbeat.
         patch.setattr(registration, "DEREGISTER_TIMEOUT_S", WAIT_S)
         patch.setattr(registration, "CHECK_TIMEOUT_S", WAIT_S)
-        # Who answers late is shown as away; whoever is away here refuses connections, at once.
-        for asking in (forgetting, probes, timer_shards):
-            patch.setattr(asking, "TIMEOUT_S", WAIT_S)
+        await_answers(patch)
         cluster = Cluster(directory, stack, settings)
         await cluster.start_nameserver()
         for name in brokers:
             await cluster.start_broker(name)
         yield cluster
+
+
+def await_answers(patch: pytest.MonkeyPatch) -> None:
+    """Else who answers late is shown as away; whoever is away here refuses connections, at once."""
+    for asking in (forgetting, probes, timer_shards, timer_names, holds_of_others):
+        patch.setattr(asking, "TIMEOUT_S", WAIT_S)
+    patch.setattr(session, "CONNECT_TIMEOUT_S", WAIT_S)
+    call = cluster_client.Client.call
+
+    async def called(client: Any, address: Any, method: Any, timeout_s: float | None = None) -> Any:
+        patient_s = WAIT_S if timeout_s == SHOWN_WITHOUT_TIMEOUT_S else timeout_s
+        return await call(client, address, method, patient_s)
+
+    patch.setattr(cluster_client.Client, "call", called)
 
 
 def soon_given_up(monkeypatch: pytest.MonkeyPatch, away: str) -> None:

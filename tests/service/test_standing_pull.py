@@ -49,6 +49,8 @@ class Stream:
 
     def __init__(self, client: Client) -> None:
         self._call = client.broker.PullStream()
+        # gRPC takes one write at a time; the broker may hear of it before its writer does.
+        self._writing = asyncio.Lock()
 
     async def ask(self, topic: str, *, credit: int, **fields: Any) -> None:
         of_queue = {name: fields.pop(name) for name in ("generation", "filter") if name in fields}
@@ -60,10 +62,14 @@ class Stream:
             credit_records=credit,
             **{"wait_ms": WAIT_MS, **fields},
         )
-        await self._call.write(request)
+        await self._write(request)
 
     async def tell(self, **fields: Any) -> None:
-        await self._call.write(broker_pb2.PullRequest(**fields))
+        await self._write(broker_pb2.PullRequest(**fields))
+
+    async def _write(self, request: broker_pb2.PullRequest) -> None:
+        async with self._writing:
+            await self._call.write(request)
 
     async def answer(self) -> broker_pb2.PullResponse:
         response = await asyncio.wait_for(status.answer(self._call.read()), 30)

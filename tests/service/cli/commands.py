@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -24,31 +23,26 @@ def rows(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-async def start(nameserver: str, *arguments: str, **pipes: Any) -> asyncio.subprocess.Process:
-    """As a process of its own."""
-    return await _start(("-m", "duemq_cli"), nameserver, arguments, pipes)
+# Where the cluster is slow it is there all the same.
+CONNECTS = "from duemq_cli import interrupts, main, session; session.CONNECT_TIMEOUT_S_MIN = 60.0"
 
 
-PATIENT = "from duemq_cli import interrupts, main; interrupts.GRACE_S = 600.0\n"
+async def start(
+    nameserver: str, *arguments: str, changed: str = "", **pipes: Any
+) -> asyncio.subprocess.Process:
+    """As a process of its own.  `changed`: a program that changes something in it first."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes}
+    program = "\n".join((CONNECTS, changed, "main()"))
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, "--nameserver", nameserver, *arguments),
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        **pipes,
+    )
 
 
 async def start_patient(
     nameserver: str, *arguments: str, changed: str = "", **pipes: Any
 ) -> asyncio.subprocess.Process:
-    """Ctrl-C leaves it all the time that it needs, whatever else the machine does.
-
-    `changed`: a program that changes something in it first.
-    """
-    program = f"{PATIENT}{changed}\nmain()"
-    return await _start(("-c", program), nameserver, arguments, pipes)
-
-
-async def _start(
-    program: Sequence[str], nameserver: str, arguments: Sequence[str], pipes: Mapping[str, Any]
-) -> asyncio.subprocess.Process:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, *program, "--nameserver", nameserver, *arguments),
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        **pipes,
-    )
+    """Ctrl-C leaves it all the time that it needs, whatever else the machine does."""
+    patient = f"interrupts.GRACE_S = 600.0\n{changed}"
+    return await start(nameserver, *arguments, changed=patient, **pipes)
