@@ -79,8 +79,7 @@ dist: setup ## Builds the five distributions into dist/.
 STALLED := $(addprefix tests/service/,test_rebalance.py test_broker_stop.py test_lease.py test_membership.py test_timer_replicas.py cli/test_tail.py cli/test_group_show.py)
 
 ci: lint types contracts drift dist ## What must be true of every commit: style, types, layers, stubs, distributions, tests.
-	$(RUN) $(TESTS) $(PYTEST)
-	STALL_SEED=1 $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $(STALLED)
+	STALL_SEED=1 $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $(STALLED); stalled=$$?; $(RUN) $(TESTS) $(PYTEST) && exit $$stalled
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster
