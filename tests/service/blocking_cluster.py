@@ -19,7 +19,7 @@ from duemq.v1 import (
     nameserver_pb2,
 )
 from duemq.v1.message_pb2 import Record
-from tests.service.playing import play
+from tests.service.playing import PINGS, play
 
 STORE_MS = 1_700_000_000_000
 ANSWER_RECORDS_MAX = 7
@@ -150,7 +150,7 @@ class FakeCluster:
 
 @contextmanager
 def serving(cluster: FakeCluster) -> Iterator[FakeCluster]:
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=PINGS)
     files = (nameserver_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, broker_pb2.DESCRIPTOR)
     play(cluster, server, *files)
     cluster.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -27,10 +27,11 @@ from duemq.v1 import (
 )
 from duemq_server.local_cluster.layout import bind_port
 from tests.service.fake_keys import FakeKeys
-from tests.service.playing import play
+from tests.service.playing import PINGS, play
 
 STORE_MS = 1_790_000_000_000
 LIMITS = [
+    *PINGS,
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
 ]
@@ -325,7 +326,7 @@ class FakeCluster:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, *names: str, timers: int = 0) -> None:
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=PINGS)
         play(self, self._server, nameserver_pb2.DESCRIPTOR)
         self.nameserver = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()

@@ -6,6 +6,8 @@ import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from duemq.transport.channel import NAMESERVER_KEEPALIVE_MS
+
 # By (stream of requests, stream of answers).
 HANDLERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -13,6 +15,12 @@ HANDLERS = {
     (True, False): grpc.stream_unary_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+
+# Clients ping so often, and are sent away for it by a server that has not heard of that.
+PINGS = [
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", NAMESERVER_KEEPALIVE_MS // 2),
+]
 
 
 def play(player: object, server: Any, *files: FileDescriptor) -> None:

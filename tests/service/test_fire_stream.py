@@ -17,6 +17,7 @@ from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers.log_entries import LaneId
+from tests.service.playing import PINGS
 from tests.service.running_cluster import until
 
 DUE_MS = 5
@@ -174,7 +175,7 @@ async def stream_to(
     played: Played, check: Callable[[grpc.aio.Channel], Awaitable[object]] | None = None
 ) -> AsyncIterator[fire_stream.FireStream]:
     """One that has a batch to send, if any result is to come."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=PINGS)
     handler = grpc.stream_stream_rpc_method_handler(
         played.SendStream,
         request_deserializer=broker_pb2.SendRequest.FromString,

@@ -16,7 +16,7 @@ from duemq.protocol.balance import MessageQueue
 from duemq.protocol.route import Broker, RouteCache, Update
 from duemq.transport import status
 from duemq.v1 import group_pb2, message_pb2
-from tests.service.playing import play
+from tests.service.playing import PINGS, play
 from tests.service.running_cluster import until
 
 SESSION_S = 60.0  # of the played clock; real heartbeats leave every quarter of it
@@ -164,7 +164,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(coordinator: PlayedCoordinator | None = None):
-    server, coordinator = grpc.aio.server(), coordinator or PlayedCoordinator()
+    server, coordinator = grpc.aio.server(options=PINGS), coordinator or PlayedCoordinator()
     play(coordinator, server, group_pb2.DESCRIPTOR)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -8,7 +8,7 @@ import pytest
 from duemq.consumer.fetching.subscription import ALL
 from duemq.consumer.group.membership import Membership
 from duemq.v1 import group_pb2
-from tests.service.playing import play
+from tests.service.playing import PINGS, play
 from tests.service.running_cluster import until
 from tests.service.test_lease import QUEUES, Holder, PlayedClient, PlayedCoordinator
 
@@ -27,7 +27,7 @@ class SilentStream:
 
 
 async def test_a_stream_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, coordinator = grpc.aio.server(), PlayedCoordinator()
+    server, coordinator = grpc.aio.server(options=PINGS), PlayedCoordinator()
     play(coordinator, server, group_pb2.DESCRIPTOR)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -113,7 +113,8 @@ def test_what_fails_for_a_while_works_again(collector, pipeline_to, caplog):
 def test_a_collector_that_stalls_neither_holds_up_the_end_nor_fills_the_memory(
     collector, pipeline_to, caplog
 ):
-    pipeline = pipeline_to(collector.address, OTEL_BSP_MAX_QUEUE_SIZE="1000")
+    patient = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600"}  # nothing is given up before the end
+    pipeline = pipeline_to(collector.address, OTEL_BSP_MAX_QUEUE_SIZE="1000", **patient)
     collector.gate.clear()
     with caplog.at_level(logging.INFO):
         send(3_000)
