@@ -10,7 +10,6 @@ repeats a run roughly.  `make ci` does it to a few files, with one seed.
 Only one event loop stands still: threads of the process go on, so do other loops (a blocking
 client's) and the processes that a test starts; `tests/cluster/disturbance.py` stops those.
 Fixtures are left alone, and a test that takes fewer turns: the last line counts the others.
-A test that cannot hold by its nature is marked `no_stall(reason=…)`, and skipped.
 """
 
 import asyncio
@@ -54,11 +53,6 @@ class Stalls:
 
     def pytest_report_header(self) -> str:
         return f"stalls: of {STALL_S:g} s, STALL_SEED={SEED}"
-
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        mark = item.get_closest_marker("no_stall")
-        if mark is not None:
-            pytest.skip(f"cannot stand still: {mark.kwargs['reason']}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:

@@ -10,13 +10,9 @@ from tests import stalls
 class Item:
     """A test, as pytest hands it to a plugin."""
 
-    def __init__(self, **marks: str) -> None:
+    def __init__(self) -> None:
         self.nodeid = "tests/service/test_it.py::test_it"
         self.sections: list[str] = []
-        self._marks = {name: getattr(pytest.mark, name)(reason=marks[name]).mark for name in marks}
-
-    def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self._marks.get(name)
 
     def add_report_section(self, when: str, key: str, content: str) -> None:
         self.sections.append(f"{when} {key}: {content}")
@@ -38,7 +34,6 @@ def run(item: Item, turns: int) -> None:
 
     plugin = stalls.Stalls()
     plugin.patch()
-    plugin.pytest_runtest_setup(item)
     call = plugin.pytest_runtest_call(item)
     next(call)
     asyncio.run(taken())
@@ -63,8 +58,3 @@ def test_a_test_that_ends_before_is_not_said_to_have_stood_still(
     item = Item()
     run(item, turns=0)
     assert (slept, item.sections) == ([], [])
-
-
-def test_who_cannot_stand_still_is_left_out_with_the_reason(slept) -> None:
-    with pytest.raises(pytest.skip.Exception, match="cannot stand still: it is a clock"):
-        run(Item(no_stall="it is a clock"), turns=stalls.TURNS_MAX)
