@@ -145,6 +145,7 @@ def await_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(session, "CONNECT_TIMEOUT_S", WAIT_S)
     call = cluster_client.Client.call
 
+    # Methods have that as their arguments' default, where no patch reaches it.
     async def called(client: Any, address: Any, method: Any, timeout_s: float | None = None) -> Any:
         patient_s = WAIT_S if timeout_s == SHOWN_WITHOUT_TIMEOUT_S else timeout_s
         return await call(client, address, method, patient_s)
