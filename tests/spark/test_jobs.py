@@ -20,6 +20,7 @@ pytestmark = pytest.mark.spark
 MS = 1_000_000
 T0_MS = 1_700_000_040_000  # on a minute
 MINUTE = datetime.fromtimestamp(T0_MS / 1_000, UTC)
+ALWAYS = [(0, 2**63 - 1)]
 
 
 def span(operation, at_ms, **columns):
@@ -111,7 +112,7 @@ def test_what_a_frame_says_of_its_end_stops_no_look_for_a_message(spark):
         span("receive", 3, queue_offset=4, **lies),
     ]
     places = [Place("orders", False, "b", 0, offset) for offset in (4, most)]
-    found = frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places)
+    found = frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places, ALWAYS)
     assert [row["queue_offset"] for row in found.toArrow().to_pylist()] == [0, 4]
 
 
@@ -120,7 +121,16 @@ def test_all_places_of_the_messages_of_a_page_are_looked_at_at_once(spark):
     places = [
         Place("orders", False, "b", 0, offset) for offset in range(sum(KINDS.values()) * PLACES_MAX)
     ]
-    assert frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places).count() == 1
+    assert frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], places, ALWAYS).count() == 1
+
+
+def test_frames_of_other_times_are_not_of_the_messages(spark):
+    rows = [span("store", at, parent_span_id="b" * 16, trace_id="a" * 32) for at in range(9)]
+    at = [(T0_MS + ms) * MS for ms in range(9)]
+    times = [(at[1], at[2]), (at[6] + 1, at[8] - 1)]
+    found = frame_spans(frame(spark, *rows), [("a" * 32, "b" * 16)], [], times)
+    # To the microsecond, as Spark knows times.
+    assert [row["start_ns"] for row in found.toArrow().to_pylist()] == [at[n] for n in (1, 2, 6, 7)]
 
 
 def test_end_to_end_is_from_the_send_to_the_first_callback_of_each_group(spark):

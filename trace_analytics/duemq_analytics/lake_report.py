@@ -34,9 +34,7 @@ from duemq_analytics.report import (
     seen_until_us,
     spans_of,
 )
-
-CLOCKS_APART_US = 60_000_000
-"""A message's spans are looked for from so long before its sending."""
+from duemq_analytics.waterfall.journeys import CLOCKS_APART_S
 
 _US_PER_MS = 1_000
 _PAGE_TABLES = {
@@ -119,7 +117,7 @@ def files_of(files: Iterable[File], examples: Sequence[Mapping[str, Any]]) -> li
     sent = [round(charts.moment(row["sent_ts"]).timestamp() * 1_000_000) for row in examples]
     reach = measures.HORIZON_S * 1_000_000
     times = [
-        (us - CLOCKS_APART_US, us + reach + max(0, row["us"] or 0) + reach)
+        (us - CLOCKS_APART_S * 1_000_000, us + reach + max(0, row["us"] or 0) + reach)
         for us, row in zip(sent, examples, strict=True)
     ]
     return [

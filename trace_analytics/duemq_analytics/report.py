@@ -31,7 +31,7 @@ from duemq_analytics.page.tables import ROWS_MAX
 from duemq_analytics.page.waterfalls import chosen
 from duemq_analytics.progress import Progress
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import contexts_of, places_to_look_at
+from duemq_analytics.waterfall.journeys import contexts_of, places_to_look_at, times_to_look_at
 from duemq_analytics.waterfall.journeys import journeys as of_messages
 from duemq_analytics.waterfall.places import Span
 from duemq_analytics.waterfall.spans_of import frame_spans, own_spans
@@ -175,10 +175,11 @@ def spans_of(spans: DataFrame, examples: Sequence[Row]) -> Mapping[str, Sequence
     if not ids:
         return {}
     own = own_spans(spans, ids).toArrow().to_pylist()
+    if not own:
+        return {}
     contexts = {context for each in contexts_of(own).values() for context in each}
-    places = places_to_look_at(own)
-    frames = frame_spans(spans, contexts, places).toArrow().to_pylist() if own else []
-    return of_messages(own, frames)
+    looked_for = frame_spans(spans, contexts, places_to_look_at(own), times_to_look_at(own))
+    return of_messages(own, looked_for.toArrow().to_pylist())
 
 
 def _save(table: DataFrame, folder: str, wanted: set[int]) -> list[Row]:

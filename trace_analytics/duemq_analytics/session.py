@@ -28,6 +28,9 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     # A group more than this and Spark sorts all rows instead of keeping a sketch a group (5 KB).
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
+    # So many values of an `isin` are each held against Parquet's statistics; of more only the first
+    # and the last, between which all may lie.
+    "spark.sql.parquet.pushdown.inFilterThreshold": "100",
     "spark.log.level": "OFF",  # A failing task logs four Java traces even at ERROR.
 }
 """Of every session, unless it was started with others."""

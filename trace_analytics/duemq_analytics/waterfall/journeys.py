@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from duemq_analytics.waterfall.message_spans import contexts, is_of
 from duemq_analytics.waterfall.places import PLACES_MAX, Context, Place, Span, places_of
+
+CLOCKS_APART_S = 60
+"""A message's spans are looked for from so long before the first that is known of it, and its
+frames until so long after the last: so much may machines' clocks differ."""
+
+Times: TypeAlias = tuple[int, int]
+"""From, to: Unix ns, both inclusive."""
+
+_MARGIN_NS = CLOCKS_APART_S * 1_000_000_000
 
 
 def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:
@@ -23,6 +33,23 @@ def places_to_look_at(own: Iterable[Span]) -> list[Place]:
         messages.setdefault(span["message_id"], []).append(span)
     found = [list(places_of(spans))[:PLACES_MAX] for spans in messages.values()]
     return list(dict.fromkeys(place for places in found for place in places))
+
+
+def times_to_look_at(own: Iterable[Span]) -> list[Times]:
+    """When frames of the messages may have begun, from spans that have their ids; in order."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for span in own:
+        message_id, start = span["message_id"], span["start_ns"]
+        first[message_id] = min(first.get(message_id, start), start)
+        last[message_id] = max(last.get(message_id, start), start + span["duration_ns"])
+    found: list[Times] = []
+    for begin, end in sorted((first[each] - _MARGIN_NS, last[each] + _MARGIN_NS) for each in first):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
 
 
 def journeys(own: Sequence[Span], frames: Sequence[Span]) -> Mapping[str, list[Span]]:

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from duemq.tracing.attributes import LAST_OFFSET
+from duemq_analytics.waterfall.journeys import Times
 from duemq_analytics.waterfall.places import Context, Place
 
 COLUMNS = (
@@ -28,6 +29,8 @@ OF_A_MESSAGE_MAX = 200
 FRAMES_MAX = 2_000
 """Spans that a look answers, the earliest first."""
 
+_NS_PER_US = 1_000
+
 
 def own_spans(spans: DataFrame, message_ids: Collection[str]) -> DataFrame:
     """Those with the ids; OF_A_MESSAGE_MAX of each."""
@@ -38,15 +41,25 @@ def own_spans(spans: DataFrame, message_ids: Collection[str]) -> DataFrame:
 
 
 def frame_spans(
-    spans: DataFrame, contexts: Collection[Context], places: Collection[Place]
+    spans: DataFrame,
+    contexts: Collection[Context],
+    places: Collection[Place],
+    times: Collection[Times],
 ) -> DataFrame:
     """Those without an id that may be of messages with these contexts, which lay there.
 
-    `waterfall.journeys` says which are.
+    They began at one of the times.  `waterfall.journeys` says which are.
     """
+    # Of `start_ts` Parquet has statistics: a reader passes over what is of other times.
+    begun = reduce(or_, (_began(*each) for each in times))
     found = reduce(or_, [_names(contexts), *map(_may_cover, places)])
-    frames = spans.select(*COLUMNS).where(F.col("message_id").isNull() & found)
+    frames = spans.select(*COLUMNS).where(begun & F.col("message_id").isNull() & found)
     return frames.orderBy("start_ns", "span_id").limit(FRAMES_MAX)
+
+
+def _began(first_ns: int, last_ns: int) -> Column:
+    first, last = (F.timestamp_micros(F.lit(ns // _NS_PER_US)) for ns in (first_ns, last_ns))
+    return F.col("start_ts").between(first, last)
 
 
 def _names(contexts: Collection[Context]) -> Column:

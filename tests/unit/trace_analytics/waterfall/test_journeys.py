@@ -1,5 +1,11 @@
 from duemq_analytics.source import schema
-from duemq_analytics.waterfall.journeys import contexts_of, journeys, places_to_look_at
+from duemq_analytics.waterfall.journeys import (
+    CLOCKS_APART_S,
+    contexts_of,
+    journeys,
+    places_to_look_at,
+    times_to_look_at,
+)
 from duemq_analytics.waterfall.places import PLACES_MAX
 
 TRACE, OTHER = "0a" * 16, "0b" * 16
@@ -61,3 +67,20 @@ def test_an_id_that_many_have_takes_no_places_from_others():
     twice = [*reversed(many), one, one | {"message_id": "m3"}]
     found = [each.offset for each in places_to_look_at(twice)]
     assert found == [*range(PLACES_MAX), 7_000]
+
+
+def test_frames_are_looked_for_around_a_message_s_own_spans():
+    second = 1_000_000_000
+    own = [
+        span("process", 900 * second, "p", message_id="m1", duration_ns=100 * second),
+        span("send", 800 * second, "s1", message_id="m1"),
+        span("send", 8_000 * second, "s2", message_id="m2"),
+        span("send", 1_100 * second, "s3", message_id="m3"),
+        span("process", 850 * second, "q", message_id="m4", duration_ns=second),
+    ]
+    apart = CLOCKS_APART_S * second
+    assert times_to_look_at(own) == [
+        (800 * second - apart, 1_100 * second + apart + 5),  # of three, which overlap
+        (8_000 * second - apart, 8_000 * second + apart + 5),
+    ]
+    assert times_to_look_at([]) == []
