@@ -132,7 +132,8 @@ def test_a_collector_that_stalls_neither_holds_up_the_end_nor_fills_the_memory(
 
 
 def test_every_span_is_exported_or_dropped_when_the_collector_never_answers(collector, pipeline_to):
-    pipeline = pipeline_to(collector.address, OTEL_BSP_MAX_QUEUE_SIZE="2000")
+    patient = {"OTEL_EXPORTER_OTLP_TIMEOUT": "600"}  # nothing is given up before the end
+    pipeline = pipeline_to(collector.address, OTEL_BSP_MAX_QUEUE_SIZE="2000", **patient)
     collector.gate.clear()
     send(1_900)  # no more than may wait
     assert pipeline.dropped == 0
