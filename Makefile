@@ -12,7 +12,7 @@ RUN := .venv/bin/python -m
 # A test process that crashes ends the run: pytest-xdist 3.8 may wait for ever for one in its place.
 TESTS := pytest -q --max-worker-restart 0 -n $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas skew simulate fuzz stalls bench chart clients page-test kind-prepare kind-test clean
+.PHONY: help setup lock proto demo test fmt lint types contracts drift dist ci crash prove prove-replicas skew simulate fuzz stalls pauses bench chart clients page-test kind-prepare kind-test clean
 
 help: ## Lists the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -77,9 +77,12 @@ dist: setup ## Builds the five distributions into dist/.
 
 # In short, of each kind that fails on a busy machine: groups, leases, brokers that stop, leaders that change, commands.
 STALLED := $(addprefix tests/service/,test_rebalance.py test_broker_stop.py test_lease.py test_membership.py test_timer_replicas.py cli/test_tail.py cli/test_group_show.py)
+PAUSED := $(addprefix tests/service/,test_broker_pull.py test_timer_service.py test_lease.py)
 
 ci: lint types contracts drift dist ## What must be true of every commit: style, types, layers, stubs, distributions, tests.
-	STALL_SEED=1 $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $(STALLED); stalled=$$?; $(RUN) $(TESTS) $(PYTEST) && exit $$stalled
+	STALL_SEED=1 $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $(STALLED); stalled=$$?; \
+	PAUSE_SEED=1 PAUSE_CALLS=500 $(RUN) $(TESTS) $(PYTEST) -p tests.pauses $(PAUSED); paused=$$?; \
+	$(RUN) $(TESTS) $(PYTEST) && exit $$((stalled + paused))
 
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster
@@ -105,6 +108,9 @@ fuzz: setup ## A longer property campaign; SEED=n repeats one.
 
 stalls: setup ## Runs tests whose event loop stands still once each, as on a busy machine (SEED, STALL seconds, FILES).
 	seed=$${SEED:-$$(date +%s)}; stall=$${STALL:-2.3}; echo "SEED=$$seed STALL=$$stall"; STALL_SEED=$$seed STALL_S=$$stall $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $${FILES:-tests/service}
+
+pauses: setup ## Runs tests whose threads stand still at random calls, as on a busy machine (SEED, CALLS, PAUSE seconds, FILES).
+	seed=$${SEED:-$$(date +%s)}; calls=$${CALLS:-200}; pause=$${PAUSE:-0.02}; echo "SEED=$$seed CALLS=$$calls PAUSE=$$pause"; PAUSE_SEED=$$seed PAUSE_CALLS=$$calls PAUSE_S=$$pause $(RUN) pytest -q -n 8 -p tests.pauses $${FILES:-tests/service}
 
 bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq_server.bench.run_all bench.json

@@ -66,15 +66,9 @@ class Stalls:
                 item.add_report_section("call", SECTION, said)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        calls = [
-            report
-            for outcome in ("passed", "failed")
-            for report in terminalreporter.stats.get(outcome, ())
-            if report.when == "call"
-        ]
-        stalled = sum(any(SECTION in name for name, _ in each.sections) for each in calls)
+        stalled, of = with_section(terminalreporter, SECTION)
         terminalreporter.write_line(
-            f"{stalled} of {len(calls)} tests stood still for {STALL_S:g} s, STALL_SEED={SEED}"
+            f"{stalled} of {of} tests stood still for {STALL_S:g} s, STALL_SEED={SEED}"
         )
 
     def patch(self) -> None:
@@ -86,6 +80,17 @@ class Stalls:
             run_once(loop)
 
         asyncio.BaseEventLoop._run_once = turn  # type: ignore[attr-defined]
+
+
+def with_section(terminalreporter: pytest.TerminalReporter, section: str) -> tuple[int, int]:
+    """How many tests have it in their reports, and of how many."""
+    calls = [
+        report
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, ())
+        if report.when == "call"
+    ]
+    return sum(any(section in name for name, _ in each.sections) for each in calls), len(calls)
 
 
 def pytest_configure(config: pytest.Config) -> None:
