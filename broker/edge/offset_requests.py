@@ -174,13 +174,20 @@ class OffsetRequests:
         return _result(queue, progress.offset)
 
     def committed(self, group: str, topic: str) -> Results:
-        """Where a group is, on this broker; without `topic` in all topics it ever read."""
+        """Where a group is, on this broker; without `topic` wherever it has been.
+
+        Also where it only sent back from, and where that comes again: who does not hear of these
+        queues processes a message twice, or never again.
+        """
         _check(group, 1)
         if not topic:
-            queues = [
-                self._store.queue(name, queue_id)
-                for name, queue_id, _ in self._store.offsets.of_group(group)
-            ]
+            offsets = self._store.offsets
+            places = {(name, queue_id) for name, queue_id, _ in offsets.of_group(group)}
+            places.update(offsets.sent_back_from(group))
+            retries = names.retry_topic(group)
+            if retries in self._store.topics:
+                places.update(queue.key for queue in self._store.queues_of(retries))
+            queues = [self._store.queue(*place) for place in sorted(places)]
         else:
             queues = self._store.queues_of(topic)
         results = []

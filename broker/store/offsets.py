@@ -181,6 +181,10 @@ class Offsets:
         """The offsets from the committed one on that the group has sent back, ascending."""
         return self._settled.get(key, ())
 
+    def sent_back_from(self, group: str) -> Iterator[tuple[str, int]]:
+        """(topic, queue id) of the queues with settled offsets of a group, in no order."""
+        return ((key.topic, key.queue_id) for key in self._settled if key.group == group)
+
     def is_done(self, key: GroupQueue, offset: int) -> bool:
         """Whether the group needs no delivery of a record: committed, or sent back."""
         progress = self.find(key)

@@ -170,6 +170,16 @@ async def test_what_was_sent_back_is_not_delivered_to_the_next_owner(client: Cli
     assert await outcomes(client, failed(topic, 2, generation=2)) == ["duplicate"]
 
 
+async def test_a_client_that_stopped_at_once_finds_what_it_sent_back(client: Client) -> None:
+    """It committed nothing yet, neither there nor in its queue of retries."""
+    topic = await filled(client)
+    await send_back(client, failed(topic, 6), failed(topic, 2))
+    request = broker_pb2.GetOffsetsRequest(group=GROUP)
+    answer = await status.answer(client.broker.GetOffsets(request))
+    found = [(each.topic, each.queue_id, each.offset, *each.settled) for each in answer.queues]
+    assert found == [(RETRY, 0, -1), (topic, 0, -1, 2, 6)]
+
+
 async def test_a_zombie_cannot_send_back(client: Client) -> None:
     topic = await filled(client)
     await acquire(client, topic, 1)
