@@ -60,6 +60,8 @@ class OffsetRequests:
         check_claim(request.generation, self._now_ms())
         if not request.generation:
             raise checks.wrong("generation", request.generation, "that of an assignment, above 0")
+        if request.start_from not in broker_pb2.StartFrom.values():  # a newer member's
+            raise checks.wrong("start_from", request.start_from, "EARLIEST, LATEST or AT_TIME")
         self._check_coordinator(request)
         starts = await self._starts(request)
         changes: list[tuple[GroupQueue, Progress]] = []

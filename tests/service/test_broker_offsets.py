@@ -155,3 +155,14 @@ async def test_generation_of_an_acquire_must_be_one(client: Client) -> None:
     with pytest.raises(DuemqError) as caught:
         await acquire(client, "orders", 0)
     assert caught.value.field == "generation"
+
+
+async def test_a_start_that_is_not_known_is_refused(client: Client) -> None:
+    """It is not taken for the end of the queue: what lies there would be left out."""
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 5))
+    with pytest.raises(InvalidArgument) as caught:
+        await acquire(client, topic, 1, start=9)
+    assert caught.value.field == "start_from"
+    # Not said, it is the end.
+    assert (await acquire(client, topic, 1, broker_pb2.START_FROM_UNSPECIFIED)).offset == 5

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from duemq.errors import FencedMember, InvalidArgument, Overloaded
+from duemq.errors import FencedMember, Overloaded, Timeout
 from duemq.protocol import checks
 from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX
 from duemq.transport import status
@@ -69,16 +69,14 @@ class Session:
 
 
 async def first_event(requests: AsyncIterator[group_pb2.MemberEvent]) -> group_pb2.MemberEvent:
-    """Raises InvalidArgument if none comes soon."""
+    """Raises InvalidArgument if none comes; Timeout if none comes soon: it may be on its way."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(requests)
     except StopAsyncIteration:
         raise checks.wrong("event", None, HELLO_FIRST) from None
     except TimeoutError:
-        raise InvalidArgument(
-            f"event: no hello within {HELLO_TIMEOUT_S:g} s", field="event"
-        ) from None
+        raise Timeout(f"event: no hello within {HELLO_TIMEOUT_S:g} s", field="event") from None
 
 
 async def speak(session: Session, context: Any) -> None:

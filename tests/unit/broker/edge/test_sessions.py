@@ -1,14 +1,20 @@
 """One stream of a member, as it ends."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from duemq.errors import FencedMember
+from duemq.errors import FencedMember, InvalidArgument, Timeout
 from duemq.v1 import group_pb2
-from duemq_server.broker.edge.members.sessions import Session, speak
+from duemq_server.broker.edge.members.sessions import (
+    HELLO_TIMEOUT_S,
+    Session,
+    first_event,
+    speak,
+)
 from tests.manual_loop import ManualLoop
 
 
@@ -31,5 +37,29 @@ def test_who_is_replaced_has_time_to_end_its_stream(*, comes: bool, after_s: int
             session.tell(None)  # it has ended its stream
             with pytest.raises(FencedMember):
                 await speaking
+
+        loop.run_until_complete(main())
+
+
+def test_a_hello_that_is_late_may_come_again() -> None:
+    """A connection that stood still is no wrong request: its member would give up for good."""
+    with ManualLoop(0) as loop:
+
+        async def silent() -> AsyncIterator[group_pb2.MemberEvent]:
+            await asyncio.Event().wait()
+            yield group_pb2.MemberEvent()
+
+        async def ended() -> AsyncIterator[group_pb2.MemberEvent]:
+            for none in ():
+                yield none
+
+        async def main() -> None:
+            waiting = asyncio.create_task(first_event(silent()))
+            await loop.silence(HELLO_TIMEOUT_S + 1)
+            with pytest.raises(Timeout) as late:
+                await waiting
+            assert late.value.retryable
+            with pytest.raises(InvalidArgument):
+                await first_event(ended())
 
         loop.run_until_complete(main())
