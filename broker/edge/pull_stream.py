@@ -127,8 +127,10 @@ class PullStream:
 
     def _take(self, request: broker_pb2.PullRequest, expressions: Expressions) -> None:
         """Raises Overloaded, InvalidArgument."""
-        if (cancelled := self._waiting.get(request.cancel_request_id)) is not None:
-            self._pulls.cancel(cancelled)
+        if request.cancel_request_id:  # 0 is no number of a request that is to be cancelled
+            cancelled = self._waiting.get(request.cancel_request_id)
+            if cancelled is not None:
+                self._pulls.cancel(cancelled)
         if request.credit_request_id:
             _extend(self._waiting.get(request.credit_request_id), request)
         elif request.queues or not request.cancel_request_id:

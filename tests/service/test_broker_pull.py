@@ -210,6 +210,26 @@ async def test_a_waiting_request_holds_up_no_other(both: tuple[Broker, Client]) 
     assert await stream.read() is grpc.aio.EOF
 
 
+async def test_who_cancels_nothing_does_not_cancel_a_request_numbered_0(
+    both: tuple[Broker, Client],
+) -> None:
+    """0 is what a request says that cancels none: who numbers from 0 waited for nothing."""
+    broker, client = both
+    idle, busy = topic_name(), topic_name()
+    await client.send(batch(idle, [b"a"]), batch(busy, [b"b"]))
+    stream = client.broker.PullStream()
+    queue = broker_pb2.QueuePull(topic=idle, offset=1)
+    await stream.write(broker_pb2.PullRequest(queues=[queue], wait_ms=WAIT_MS))
+    await parked(broker, 1)
+    await stream.write(request(busy, 1))
+    assert (await stream.read()).request_id == 1
+    await client.send(batch(idle, [b"c"]))
+    answer = await stream.read()
+    assert (answer.request_id, answer.queues[0].next_offset) == (0, 2)
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+
+
 async def test_a_stream_that_ends_leaves_nobody_parked(both: tuple[Broker, Client]) -> None:
     broker, client = both
     topic = topic_name()
