@@ -142,10 +142,10 @@ class OffsetRequests:
         for start in range(0, len(commits), QUEUES_AT_ONCE):
             if start:
                 await asyncio.sleep(0)  # let others have a turn
-            changes: list[tuple[GroupQueue, Progress]] = []
+            changes: dict[GroupQueue, Progress] = {}
             part = commits[start : start + QUEUES_AT_ONCE]
             results += [self._commit(group, commit, changes, timer_id) for commit in part]
-            settled = max(settled, offset_changes.put(self._store, group, changes))
+            settled = max(settled, offset_changes.put(self._store, group, [*changes.items()]))
         await self._commits.wait(settled)
         return results
 
@@ -153,7 +153,7 @@ class OffsetRequests:
         self,
         group: str,
         commit: broker_pb2.OffsetCommit,
-        changes: list[tuple[GroupQueue, Progress]],
+        changes: dict[GroupQueue, Progress],
         timer_id: int,
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(group, commit.topic, commit.queue_id)
@@ -167,11 +167,11 @@ class OffsetRequests:
             queue = self._store.queue(commit.topic, commit.queue_id, commit.topic_id)
             was = commit.known_offset if commit.HasField("known_offset") else None
             progress = self._store.offsets.commit(
-                key, commit.generation, commit.offset, queue.max_offset, was
+                key, commit.generation, commit.offset, queue.max_offset, was, changes.get(key)
             )
         except DuemqError as error:
             return _failed(key, error)
-        changes.append((key, progress))
+        changes[key] = progress
         self._activity.committed(key, self._now_ms())
         return _result(queue, progress.offset)
 

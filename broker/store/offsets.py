@@ -94,10 +94,15 @@ class Offsets:
         queues = self._groups.get(key.group)
         return queues.get((key.topic, key.queue_id)) if queues else None
 
-    def check_fence(self, key: GroupQueue, generation: int) -> None:
-        """Raises FencedMember for an overtaken generation, InvalidArgument for an illegal one."""
+    def check_fence(
+        self, key: GroupQueue, generation: int, progress: Progress | None = None
+    ) -> None:
+        """Raises FencedMember for an overtaken generation, InvalidArgument for an illegal one.
+
+        `progress`: if it is known already.
+        """
         check_generation(generation)
-        progress = self.find(key)
+        progress = progress or self.find(key)
         if progress is not None and 0 < generation < progress.generation:
             raise FencedMember(
                 f"generation: {generation} of group {key.group} was replaced by"
@@ -128,14 +133,17 @@ class Offsets:
         offset: int,
         max_offset: int,
         was: int | None = None,
+        known: Progress | None = None,
     ) -> Progress:
         """What the progress becomes by a commit; raises FencedMember, OffsetOutOfRange.
 
+        `known`: what it is to be by an earlier commit of the same request.
         Within a generation a queue has one member, whose offsets only grow: a lower one was late on
         its way.  To go back is for resets, and for who is no member; one who said from which
         offset (`was`) meant that one.
         """
-        self.check_fence(key, generation)
+        known = known or self.find(key)
+        self.check_fence(key, generation, known)
         if not 0 <= offset <= max_offset:
             raise OffsetOutOfRange(
                 f"offset: {offset} cannot be committed for topic {key.topic},"
@@ -144,7 +152,6 @@ class Offsets:
                 value=offset,
                 limit=f"0 to {max_offset}",
             )
-        known = self.find(key)
         if known is None:
             return Progress(offset, generation)
         if 0 < generation == known.generation or was not in (None, known.offset):

@@ -166,3 +166,19 @@ async def test_a_start_that_is_not_known_is_refused(client: Client) -> None:
     assert caught.value.field == "start_from"
     # Not said, it is the end.
     assert (await acquire(client, topic, 1, broker_pb2.START_FROM_UNSPECIFIED)).offset == 5
+
+
+async def test_commits_of_one_request_do_not_go_back_either(client: Client) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"] * 9))
+    told = [(7, 5), (3, 5), (4, 4), (9, 5)]
+    offsets = [
+        broker_pb2.OffsetCommit(topic=topic, offset=offset, generation=generation)
+        for offset, generation in told
+    ]
+    for count, stands in ((2, 7), (4, 9)):
+        request = broker_pb2.CommitOffsetsRequest(group=GROUP, commits=offsets[:count])
+        results = (await status.answer(client.broker.CommitOffsets(request))).queues
+        assert results[1].offset >= 7
+        assert (await committed(client))[topic, 0] == stands
+    assert results[2].error.code == error_pb2.FENCED_MEMBER

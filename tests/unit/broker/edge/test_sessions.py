@@ -50,8 +50,9 @@ def test_a_hello_that_is_late_may_come_again() -> None:
             yield group_pb2.MemberEvent()
 
         async def ended() -> AsyncIterator[group_pb2.MemberEvent]:
-            for none in ():
-                yield none
+            nothing: list[group_pb2.MemberEvent] = []
+            for event in nothing:
+                yield event
 
         async def main() -> None:
             waiting = asyncio.create_task(first_event(silent()))
