@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from duemq.errors import DuemqError, NotCoordinator, Unavailable
+from duemq.errors import DuemqError, NotCoordinator, Overloaded, ReadOnly, Unavailable
 from duemq.protocol import checks, names
 from duemq.protocol.limits import OFFSET_QUEUES_MAX
 from duemq.transport import status
@@ -148,6 +148,17 @@ class OffsetRequests:
             settled = max(settled, offset_changes.put(self._store, group, [*changes.items()]))
         await self._commits.wait(settled)
         return results
+
+    async def commit_beside(
+        self, group: str, commits: Sequence[broker_pb2.OffsetCommit]
+    ) -> Results:
+        """As `commit`, of a pull, which is answered though the disk takes nothing."""
+        try:
+            return await self.commit(group, commits)
+        except (ReadOnly, Overloaded) as error:
+            return [
+                _failed(GroupQueue(group, each.topic, each.queue_id), error) for each in commits
+            ]
 
     def _commit(
         self,

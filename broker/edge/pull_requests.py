@@ -114,7 +114,7 @@ class PullRequests:
         """All but the records; makes the commits that ride along."""
         head = broker_pb2.PullResponse(request_id=request.request_id)
         if request.commits:
-            head.commits.extend(await self._offsets.commit(request.group, request.commits))
+            head.commits.extend(await self._offsets.commit_beside(request.group, request.commits))
         return head
 
     async def answer(self, parked: ParkedPull) -> list[QueueAnswer]:

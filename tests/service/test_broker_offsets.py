@@ -141,6 +141,22 @@ async def test_illegal_groups_are_refused(client: Client, group: str) -> None:
     assert caught.value.field == "group"
 
 
+async def test_a_pull_is_answered_though_its_commits_cannot_be_stored(tmp_path: Path) -> None:
+    """Who reads may go on while the disk is full."""
+    async with running_broker(tmp_path) as (broker, client):
+        topic = topic_name()
+        await client.send(batch(topic, [b"a"] * 5))
+        commits = [broker_pb2.OffsetCommit(topic=topic, offset=4)]
+        broker.store.log.disk_full = True
+        response = await client.pull(topic, offset=4, group=GROUP, commits=commits)
+        broker.store.log.disk_full = False
+        [refused] = response.commits
+        assert (refused.topic, refused.queue_id, refused.offset) == (topic, 0, -1)
+        assert refused.error.code == error_pb2.READ_ONLY
+        assert refused.error.retryable
+        assert response.queues[0].next_offset == 5
+
+
 async def test_offsets_and_fences_survive_restarts(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as (_, client):
         await client.send(batch("orders", [b"a"] * 5))
