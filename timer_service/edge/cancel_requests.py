@@ -29,6 +29,8 @@ from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.log_entries import Cancelled
 
 ARRIVAL_TIMEOUT_S = 5.0
+# Of the caller's time, half of it at most: to tell him what became of the others.
+TELLING_S = 1.0
 SLICE = 500  # timers read or answered at once
 _RESULTS = {
     outcome: timer_pb2.CancelResult(outcome=outcome) for outcome in (CANCELLED, FIRED, UNKNOWN)
@@ -88,7 +90,8 @@ class CancelRequests:
         handles = request.handles
         told = await self._pass_on(request, await names.elsewhere(handles), left_s)
         here = [at for at in range(len(handles)) if at not in told]
-        found = await self._here([handles[at] for at in here], names, request.do_not_wait)
+        wait_s = 0.0 if request.do_not_wait else _arrival_s(left_s())
+        found = await self._here([handles[at] for at in here], names, wait_s)
         told |= dict(zip(here, found, strict=True))
         unknown = [at for at in here if told[at] == UNKNOWN]
         told |= await self._pass_on(request, await names.moved(handles, unknown), left_s)
@@ -119,11 +122,10 @@ class CancelRequests:
         return told
 
     async def _here(
-        self, handles: Sequence[TimerHandle], names: TimerNames, do_not_wait: bool
+        self, handles: Sequence[TimerHandle], names: TimerNames, wait_s: float
     ) -> Sequence[Outcome]:
         if not handles:
             return []
-        wait_s = 0.0 if do_not_wait else ARRIVAL_TIMEOUT_S
 
         async def cancel(asked: Sequence[Cancelled]) -> Sequence[Outcome]:
             found = await self._shard.cancel(asked, wait_s)
@@ -136,6 +138,13 @@ class CancelRequests:
 
     def _told(self, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
         return told(self._links, handle, outcome, wait_s)
+
+
+def _arrival_s(left_s: float | None) -> float:
+    """How long to wait for what has not arrived, where the caller waits for `left_s` yet."""
+    if left_s is None:
+        return ARRIVAL_TIMEOUT_S
+    return min(ARRIVAL_TIMEOUT_S, max(0.0, left_s / 2, left_s - TELLING_S))
 
 
 def told(links: BrokerLinks, handle: Cancelled, outcome: Outcome, wait_s: float) -> Outcome:
