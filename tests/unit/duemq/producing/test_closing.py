@@ -9,11 +9,15 @@ from duemq.transport.loop_thread import Hosted
 
 
 async def test_who_closes_second_waits_for_the_first(monkeypatch):
-    producer, sent = aio.Producer("127.0.0.1:1"), asyncio.Event()
-    monkeypatch.setattr(producer._client, "close", sent.wait)
+    producer, began, sent = aio.Producer("127.0.0.1:1"), asyncio.Event(), asyncio.Event()
+
+    async def close():
+        began.set()
+        await sent.wait()
+
+    monkeypatch.setattr(producer._client, "close", close)
     first, second = (asyncio.create_task(producer.close()) for _ in range(2))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await began.wait()  # both have begun
     assert (first.done(), second.done()) == (False, False)
     sent.set()
     await asyncio.gather(first, second)
