@@ -783,6 +783,9 @@ REFUSED: dict[str, Callable[[World, str], Any]] = {
     "two due times": lambda world, topic: world.producer.send(topic, b"", delay=1, deliver_at=1),
     "negative delay": lambda world, topic: world.producer.send(topic, b"", delay=-1),
     "far delay": lambda world, topic: world.producer.send(topic, b"", delay="2930000d"),
+    "far reschedule": lambda world, topic: world.producer.reschedule(
+        world.producer.send(topic, b"", delay="1h"), delay="2930000d"
+    ),
     "unknown level": lambda world, topic: world.producer.send(topic, b"", delay_level=19),
     "properties": lambda world, topic: world.producer.send(
         topic, b"", properties={"a": "b" * 40_000}
@@ -809,6 +812,7 @@ REFUSALS = {
     "two due times": ("InvalidArgument", "delay"),
     "negative delay": ("InvalidArgument", "delay"),
     "far delay": ("InvalidArgument", "delays_ms"),
+    "far reschedule": ("InvalidArgument", "delays_ms"),
     "unknown level": ("InvalidArgument", "delay_levels"),
     "properties": ("TooLarge", "properties"),
     "topic": ("InvalidArgument", "topic"),

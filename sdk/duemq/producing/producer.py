@@ -57,6 +57,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self.targets: dict[str, Target] = {}
         self._begun_before = 0
         self._closed = False
+        self._closing = asyncio.Lock()  # guards the end
         self._blocking = False
         self._unclosed: weakref.finalize[..., Producer] | None = None
 
@@ -219,6 +220,10 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         anything submitted was not stored, then or before, and nobody was told: its receipt was not
         awaited, and there is no `on_error`.
         """
+        async with self._closing:  # who comes second waits for the first
+            await self._close()
+
+    async def _close(self) -> None:
         if self._closed:
             return
         if self._sender is not None:

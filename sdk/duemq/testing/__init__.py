@@ -8,10 +8,8 @@
         producer.send("orders", b"...", delay="1h")
         cluster.advance("1h")
 
-Producers and consumers are subclasses of `duemq`'s with the same arguments, checks, receipts and
-messages; `duemq.testing.aio` has the asyncio ones.  Callbacks are called by `deliver` and
-`advance`, in the thread of the caller, one at a time, in the order in which messages were stored.
-What the twin leaves out stands in sdk/README.md, "Testing your code".
+`duemq.testing.aio` has the asyncio ones.  Callbacks are called by `deliver` and `advance`, in the
+thread of the caller.  What the twin leaves out stands in sdk/README.md, "Testing your code".
 """
 
 from __future__ import annotations

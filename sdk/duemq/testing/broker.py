@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from duemq.descriptions import ResumePolicy
@@ -106,6 +106,14 @@ class MemoryBroker(MemoryLogs):
         self._dropped: set[int] = set()  # of those that are cancelled: by a resume
         self._cancelled_keys: set[TimerKey] = set()  # nothing came there since
         self.repeating: Repeating | None = None
+        self.untold: list[Callable[[], None]] = []
+        """What producers tell once callers had the time to ask."""
+
+    def tell(self) -> None:
+        """Of what failed, whoever is to hear of it and did not ask."""
+        untold, self.untold = self.untold, []
+        for tell in untold:
+            tell()
 
     def create_topic(self, topic: str, queues: int | None = None) -> None:
         """If it is missing; what waited for it comes.  Raises InvalidArgument."""
@@ -160,10 +168,11 @@ class MemoryBroker(MemoryLogs):
         dues = dues or [self.now_ms + LEVELS_MS[level - 1] for level in levels]
         for due_ms in dues:
             if due_ms > DUE_MS_MAX:
-                raise checks.wrong(
-                    "delays_ms", due_ms - self.now_ms, f"0 to {DUE_MS_MAX} ms from 1970"
-                )
+                raise self._too_far(due_ms)
         return dues * count if len(dues) == 1 else dues
+
+    def _too_far(self, due_ms: int) -> InvalidArgument:
+        return checks.wrong("delays_ms", due_ms - self.now_ms, f"0 to {DUE_MS_MAX} ms from 1970")
 
     # ── timers ───────────────────────────────────────────────────────────────────────
 
@@ -322,7 +331,8 @@ class MemoryBroker(MemoryLogs):
     def reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
         """Raises InvalidArgument, before anything is rescheduled."""
         due_ms = due.value + (self.now_ms if due.field == DELAYS_MS else 0)
-        checks.at_most("delay", due_ms, DUE_MS_MAX)
+        if due_ms > DUE_MS_MAX:
+            raise self._too_far(due_ms)
         answers = [self._reschedule(ref, due_ms) for ref in refs]
         self.fire()
         return answers

@@ -266,6 +266,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
             raise RuntimeError("a callback cannot deliver: send, and let the test deliver")
         self._delivering = True
         try:
+            self._broker.tell()
             yield
         finally:
             self._delivering = False

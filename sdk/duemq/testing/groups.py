@@ -19,6 +19,7 @@ from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.errors import Closed, InvalidArgument
 from duemq.message import Message
 from duemq.outcomes import Failed, Outcome, failures_of, outcome_of
+from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue, allocate, strategy_named
 from duemq.protocol.names import (
     check_own_group,
@@ -58,6 +59,8 @@ class Progress:
     lanes: dict[MessageQueue, dict[Hashable, RetryLane]] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     """All that were ever subscribed to."""
+    holders: dict[MessageQueue, MemoryMember] = field(default_factory=dict)
+    """Who had each queue last."""
 
 
 @dataclass(eq=False)
@@ -131,9 +134,13 @@ class Groups:
                     value=wanted.text,
                     limit="tags",
                 )
-        for other in self._members:
-            if other.group == member.group and not (other.broadcast or member.broadcast):
+        for other in [each for each in self._members if each.group == member.group]:
+            if not (other.broadcast or member.broadcast):
                 _check_same(other.filters, member.filters)
+            if (other.name, other.broadcast) == (member.name, member.broadcast):
+                if member.broadcast:
+                    raise checks.wrong("member_name", member.name, "one that no other has now")
+                self.leave(other)
         member.name = member.name or self._name_for(member)
         whose = (member.group, member.name if member.broadcast else "")
         member.progress = self._progress.setdefault(whose, member.progress)
@@ -229,7 +236,13 @@ class Groups:
 
     def _of_queue(self, member: MemoryMember, queue: MessageQueue) -> Iterator[Delivery]:
         size = member.settings.batch_messages_max if member.batch else 1
-        lanes = member.progress.lanes.setdefault(queue, {})
+        progress = member.progress
+        lanes = progress.lanes.setdefault(queue, {})
+        if progress.holders.get(queue) is not member:  # begins at what was committed, and anew
+            progress.holders[queue] = member
+            waiting = [each.message.offset for lane in lanes.values() for each in lane.waiting]
+            progress.next[queue] = min([progress.next.get(queue, 0), *waiting])
+            lanes.clear()
         for lane in lanes.values():
             if lane.until_ms <= self._broker.now_ms:
                 entries = list(lane.waiting)[: lane.together if lane.tries else size]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from duemq import aio
 from duemq.errors import Closed, DuemqError, TopicNotFound
+from duemq.producing.batch import Batch
 from duemq.producing.blocking import Producer
 from duemq.producing.cancels import CancelOutcome, Handles
 from duemq.producing.intake import Intake
@@ -16,6 +19,7 @@ from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
+from duemq.producing.receipt import PendingReceipt
 from duemq.producing.rescheduling import FireOutcome, Rescheduled
 from duemq.protocol.due import Due
 from duemq.protocol.names import check_sent_to, check_topic
@@ -26,7 +30,7 @@ from duemq.testing.broker import MemoryBroker
 from duemq.testing.logs import NAME
 from duemq.tracing import spans
 from duemq.transport.cluster_client import Client
-from duemq.transport.loop_thread import Hosted
+from duemq.transport.loop_thread import Hosted, LoopThread, refuse_inside
 
 T = TypeVar("T")
 
@@ -93,6 +97,7 @@ class AioMemoryProducer(aio.Producer):
         self._broker = broker
         self._lock = lock  # guards the broker
         self._started = False
+        self.told_by: _AtOnce | None = None
         self.targets = _Targets(broker)
         frame_bytes = self._settings.frame_bytes
         self.outbox = Outbox(self._settings.buffer_bytes, frame_bytes, self._store_arrivals)
@@ -105,14 +110,16 @@ class AioMemoryProducer(aio.Producer):
         self._started = True
 
     async def flush(self) -> None:
-        """What was handed over is stored already."""
+        """What was handed over is stored already, or has failed."""
         self._check_open()
+        self._broker.tell()
 
     async def close(self) -> None:
         """Takes nothing more.  Raises NotAllSent as `duemq.aio.Producer`."""
         if not self._closed:
             self._closed = True
             self.outbox.close()
+            self._broker.tell()
             self._losses.at_the_end()
 
     async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
@@ -156,8 +163,7 @@ class AioMemoryProducer(aio.Producer):
     def settled(self, batch: KeyedBatch) -> None:
         """As of `keyed.intake.Owner`."""
         batch.wake()
-        if batch.error is not None:
-            self._losses.add(batch, batch.error, logged=False)
+        self._ended(batch)
 
     def _find(self, topic: str) -> Target:
         check_topic(topic)
@@ -181,12 +187,21 @@ class AioMemoryProducer(aio.Producer):
                 self.outbox.seal(batch)
                 self.outbox.release(batch.size)
                 self._broker.send(batch)
-                if batch.error is not None:
-                    self._losses.add(batch, batch.error, logged=False)
+                self._ended(batch)
+
+    def _ended(self, batch: Batch | KeyedBatch) -> None:
+        if batch.error is None:
+            return
+        add = partial(self._losses.add, batch, batch.error, logged=False)
+        self._broker.untold.append(partial(self.told_by.call, add) if self.told_by else add)
+        if not self._blocking:
+            asyncio.get_running_loop().call_soon(self._broker.tell)
 
 
 class MemoryProducer(Producer):
     """`duemq.Producer` over a memory broker."""
+
+    _hosted: _AtOnce
 
     def __init__(
         self,
@@ -198,12 +213,28 @@ class MemoryProducer(Producer):
         core = AioMemoryProducer(broker, lock, settings=settings)
         core._serve_blocking(on_error)
         self._settings = core._settings
-        self._hosted = _AtOnce(core, "the producer")
-        self._hosted.start()
+        self._hosted = hosted = _AtOnce(core, "the producer")
+        core.told_by = hosted if on_error else None
+        hosted.start()
         self._core = core
         self._outbox = core.outbox
         self._offer = core.intake.offer
         self._targets = core.targets
+
+    def submit(self, *args: Any, **options: Any) -> PendingReceipt:
+        """As `duemq.Producer.submit`."""
+        return _Receipt(super().submit(*args, **options), self._hosted)
+
+
+class _Receipt(PendingReceipt):
+    __slots__ = ("_hosted",)
+
+    def __init__(self, pending: PendingReceipt, hosted: _AtOnce) -> None:
+        super().__init__(pending._batch, pending._index)
+        self._hosted = hosted
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        self._hosted.call(super().add_done_callback, callback)
 
 
 class _AtOnce(Hosted):
@@ -216,11 +247,33 @@ class _AtOnce(Hosted):
         if self.closed:
             coroutine.close()
             raise Closed(f"{self._name} is closed")
+        try:
+            refuse_inside()
+        except BaseException:
+            coroutine.close()
+            raise
         return finished(coroutine)
 
     def close(self) -> None:
         if not self.closed:
+            refuse_inside()
             try:
                 self.run(self.client.close())
             finally:
                 self.closed = True
+                if self._thread is not None:
+                    self._thread.release()
+
+    def call(self, function: Callable[..., object], *given: object) -> None:
+        """Where clients call back, so that blocking calls are refused in there."""
+
+        async def called() -> None:
+            function(*given)
+
+        thread = self._thread
+        if self.closed or (thread is not None and thread.inside):
+            function(*given)
+            return
+        if thread is None:
+            thread = self._thread = LoopThread.acquire()
+        thread.run(called())

@@ -175,20 +175,27 @@ class Hosted:
         return thread.run(coroutine)
 
     def close(self) -> None:
-        """Closes it: before the start it starts no more.  Idempotent; nothing in a forked child."""
+        """Closes it: before the start it starts no more.  Who comes second waits for the first.
+
+        Nothing in a forked child.
+        """
         with self._closing:
-            thread = self._thread
-            if self.closed:
+            thread, first = self._thread, not self.closed
+            if thread is not None and thread.inside:
+                if first:  # it stays open
+                    thread.refuse()
                 return
-            if thread is not None and thread.inside:  # it stays open
-                thread.refuse()
             self.closed = True
         if thread is None or thread.foreign:
             return
         try:
             thread.run(self.client.close())
+        except Closed:
+            if first:
+                raise
         finally:
-            thread.release()
+            if first:
+                thread.release()
 
 
 class Face(Closing):

@@ -1,15 +1,7 @@
 """Broadcast: every member gets all messages; nobody shares queues, and offsets stay at home.
 
-    routes ──► queues ──► Source ──pull──► InPlaceDispatcher ──► callback
-                 ▲                               │ commit points
-                 └── OffsetFile ◄── every commit_interval_s, and at close
-
-A queue begins where the file says.  One that the file does not know begins as `start_from` says, if
-its topic is new to this member; and at its earliest message otherwise: it came meanwhile.
-
-The file is written before the first message is asked for, so that a member that dies at once knows
-where it had begun.  Everything happens in one event loop; only callbacks and the file's reads and
-writes run in threads.
+Where a queue begins: README.md, "Broadcast".  Everything happens in one event loop; only callbacks
+and the file's reads and writes run in threads.
 """
 
 import asyncio

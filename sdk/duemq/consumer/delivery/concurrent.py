@@ -6,10 +6,7 @@ here.  Nothing is skipped.
 
 Chunks adapt: about CHUNK_S of callback time each, so that slow callbacks spread over workers.
 
-Callbacks that take long are found by a look at the workers every LOOK_S:
-
-    one message for SLOW_S               what follows it in its chunk goes to another worker
-    one for `processing_timeout_s`       it is sent back, the worker replaced, the result ignored
+Callbacks that take long are found by a look at the workers every LOOK_S: README.md.
 
 Owned by the consumer's event loop.
 """

@@ -1,20 +1,6 @@
 """Consumption in place: what failed is tried again here, and what is behind it in its lane waits.
 
-A lane is a queue, an ordering key of it, or (broadcast without order) a message for itself.
-
-    pulled ──► OrderLanes (pure) ──take──► OrderedRun ──► a worker ──ended──► OrderLanes
-                  ▲                                                      │ failed
-                  └── suspended: after suspend_s, or as RetryLater says ◄┤
-                  └── passed: as a dead letter ◄── send_back ◄ too often ┘
-
-A hand-over to a worker costs as much as a hundred trivial callbacks, so it gets many messages at
-once: of one queue, or of many keys.  It comes back after a slice of time (ordered_runs.py).  When
-it hangs in one message, the loop takes back what does not wait for that one.
-
-A queue that is dropped and taken over again starts only when the callbacks of its last time here
-have ended.
-
-Owned by the consumer's event loop.
+Lanes and runs: README.md, "In order".  Owned by the consumer's event loop.
 """
 
 import asyncio

@@ -1,15 +1,6 @@
 """A consumer's place in its group: one stream to the group's coordinator, renewed for ever.
 
-    connect ──Hello(what I own)──► Assignment … Assignment …      HeartbeatAck …
-       ▲                                │                              │ none for a session timeout
-       └──── backoff ◄── stream broke ──┴── NOT_COORDINATOR: ask that one ── FENCED_MEMBER: let
-       go, rejoin
-
-A broken stream costs nothing as long as the member is back within its session timeout.  A static
-member (`member_name`) does not say goodbye either: its queues wait for whoever comes under its name
-within the session timeout, and the process that came before is fenced out for good.  The
-coordinator is computed from the brokers' names; where brokers and client see different clusters
-for a moment, the answer NOT_COORDINATOR names the right one.
+How it breaks and is taken up again: README.md, "A queue's way through a rebalance".
 """
 
 import asyncio
