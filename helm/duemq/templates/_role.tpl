@@ -32,6 +32,7 @@ Of a group of replicas, besides:
 {{- end -}}
 
 {{- define "duemq.role.configMap" -}}
+{{- include "duemq.role.checkSettings" . -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -396,6 +397,7 @@ grpc:
 {{- fail (printf "%s: shards is %v, of %v replicas" .role .values.shards .values.replicas) }}
 {{- end }}
 {{- if .values.persistence.enabled }}
+{{- include "duemq.role.checkVolume" . }}
 {{- include "duemq.role.checkClaims" . }}
 {{- end }}
 {{- if not (include "duemq.role.replicated" .) }}
