@@ -6,6 +6,7 @@ import re
 import pytest
 import yaml
 
+from duemq_server.replication.stores.kubernetes import LABELS
 from tests.chart.conftest import CHART
 from tests.chart.test_objects import containers
 from tests.chart.test_values import ROLES, free_settings, notes, settings_class
@@ -109,3 +110,11 @@ def test_variables_are_for_every_container(helm):
     for container in containers(objects):
         assert given["extraEnv"][0] in container["env"]
         assert container["envFrom"] == given["extraEnvFrom"]
+
+
+def test_leases_are_deleted_by_name():
+    """Nothing of their labels is of one release: another one's groups would lose their records."""
+    assert not any("instance" in label for label in LABELS)
+    text = (CHART / "README.md").read_text()
+    assert "kubectl delete lease " in text
+    assert not re.search(r"delete leases? (-l|--selector|--all)", text)
