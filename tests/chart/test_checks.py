@@ -3,6 +3,7 @@
 import json
 import re
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -118,3 +119,25 @@ def test_leases_are_deleted_by_name():
     text = (CHART / "README.md").read_text()
     assert "kubectl delete lease " in text
     assert not re.search(r"delete leases? (-l|--selector|--all)", text)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_names_of_digits_are_texts(helm):
+    """`2024` is a number for YAML, and no label or name for Kubernetes."""
+    objects = helm.template(
+        overrides={
+            "nameOverride": "123",
+            "serviceAccount": {"name": "456"},
+            "tls": {"secretName": "789"},
+            "broker": {"replicasPerBroker": 3, "settings": {"tracing": "otlp"}},
+            "leaseStore": "etcd:https://e:1",
+            "leaseStoreSecret": "12",
+            "tracing": {"otlp": {"headersSecret": {"name": "34", "key": "56"}}},
+            "traces": {"report": {"enabled": True}},
+        },
+        release="2024",
+        arguments=["--namespace", "2025"],
+    )
+    for one in objects:
+        kubernetes_validate.validate(one, "1.35", strict=True)
+        assert one["metadata"]["namespace"] == "2025"

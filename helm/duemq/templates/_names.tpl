@@ -37,8 +37,8 @@
 
 {{/* What selects the pods of a role, or of a group of replicas.  Immutable in a StatefulSet: never add to it. */}}
 {{- define "duemq.selector" -}}
-app.kubernetes.io/name: {{ include "duemq.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "duemq.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .role }}
 {{- with .group }}
 duemq/group: {{ . }}
@@ -55,8 +55,8 @@ duemq/group: {{ . }}
 
 {{/* metadata of an object: dict root, role, name; annotations of its own in `annotations`. */}}
 {{- define "duemq.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "duemq.labels" . | nindent 2 }}
 {{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
@@ -115,7 +115,7 @@ annotations:
 {{- with .Values.tls.secretName }}
 - name: tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
