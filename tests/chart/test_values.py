@@ -306,6 +306,30 @@ def test_the_charts_readme_names_every_value():
         # Kubernetes labels pods with their set's name, a dash and up to ten characters.
         ({"fullnameOverride": "x" * 39}, "too long a name of a StatefulSet"),
         ({"broker": {"port": 9880}}, "broker: port and metricsPort are both 9880"),
+        ({"broker": {"settings": {"message_bytes_max": "16MiB"}}}, "must be 1 to 8388608"),
+        ({"broker": {"settings": {"session_timeout": "900ms"}}}, "session_timeout is 900ms"),
+        ({"broker": {"settings": {"delay_levels": "1s, 5s"}}}, "delay_levels"),
+        ({"broker": {"settings": {"retry_delays": ""}}}, "retry_delays"),
+        ({"timerService": {"settings": {"near_window": 70}}}, "near_window is 70, must be 1 to 65"),
+        ({"timerService": {"settings": {"near_bytes_max": "9KiB"}}}, "must be at least 1048576"),
+        ({"nameserver": {"settings": {"expiry": 0}}}, "nameserver: settings.expiry is 0"),
+        ({"broker": {"persistence": {"size": "1Gi"}}}, "only whole ones are ever removed"),
+        ({"timerService": {"persistence": {"size": "24Mi"}}}, "nothing would ever be accepted"),
+        ({"tls": {"verifyClients": True}}, "tls.verifyClients needs tls.secretName"),
+        (
+            {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}},
+            "serviceMonitor.enabled needs metrics.enabled",
+        ),
+        (
+            {
+                "traces": {
+                    "report": {"enabled": True},
+                    "landing": {"enabled": True},
+                    "persistence": {"accessModes": ["ReadWriteOncePod"]},
+                }
+            },
+            "no report would ever start",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):

@@ -1,12 +1,14 @@
 """`helm test`: sends a message and a delayed one, and receives both, through the release.
 
-It is all retried until the deadline: a Service that was just made takes a moment to work.
+It is all retried until the deadline: a Service that was just made takes a moment to work.  Brokers
+need not make topics and groups by themselves: the topic stays, the group of each run goes.
 """
 
 import os
 import sys
 import time
 import uuid
+from contextlib import suppress
 
 import duemq
 from duemq import errors
@@ -42,7 +44,24 @@ def main() -> None:
 def round_trip(run: str, deadline: float) -> list[duemq.Message]:
     """Sends both messages and returns what arrived of this run."""
     nameserver = os.environ["NAMESERVERS"]
+    group = f"helm-test-{run}"
     received: list[duemq.Message] = []
+    with duemq.Admin(nameserver) as admin:
+        with suppress(errors.TopicExists):
+            admin.create_topic(TOPIC)
+        admin.put_group(group)
+        try:
+            exchange(nameserver, run, group, received, deadline)
+        finally:
+            with suppress(errors.DuemqError):  # what is left is empty, and of no harm
+                admin.delete_group(group)
+    return received
+
+
+def exchange(
+    nameserver: str, run: str, group: str, received: list[duemq.Message], deadline: float
+) -> None:
+    """Sends, and returns when both are received."""
     with duemq.Producer(nameserver) as producer:
         print(producer.send(TOPIC, f"{run} now".encode(), key=run), flush=True)
         print(producer.send(TOPIC, f"{run} later".encode(), key=run, delay=DELAY_S), flush=True)
@@ -52,14 +71,11 @@ def round_trip(run: str, deadline: float) -> list[duemq.Message]:
             received.append(message)
 
     settings = ConsumerSettings(start_from="earliest")
-    with duemq.PushConsumer(
-        f"helm-test-{run}", TOPIC, keep, nameserver=nameserver, settings=settings
-    ):
+    with duemq.PushConsumer(group, TOPIC, keep, nameserver=nameserver, settings=settings):
         while len(received) < 2:
             if time.monotonic() > deadline:
                 raise errors.Timeout(f"{len(received)} of 2 messages arrived")
             time.sleep(0.1)
-    return received
 
 
 if __name__ == "__main__":

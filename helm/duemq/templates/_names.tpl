@@ -37,8 +37,8 @@
 
 {{/* What selects the pods of a role, or of a group of replicas.  Immutable in a StatefulSet: never add to it. */}}
 {{- define "duemq.selector" -}}
-app.kubernetes.io/name: {{ include "duemq.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "duemq.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .role }}
 {{- with .group }}
 duemq/group: {{ . }}
@@ -46,22 +46,17 @@ duemq/group: {{ . }}
 {{- end -}}
 
 {{- define "duemq.labels" -}}
-app.kubernetes.io/name: {{ include "duemq.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .role }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: duemq
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $own := fromYaml (include "duemq.selector" (omit . "group")) -}}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .root.Release.Service -}}
+{{- $usual := dict "app.kubernetes.io/version" .root.Chart.AppVersion "app.kubernetes.io/part-of" "duemq" -}}
+{{- $_ := set $usual "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- merge $own .root.Values.commonLabels $usual | toYaml -}}
 {{- end -}}
 
 {{/* metadata of an object: dict root, role, name; annotations of its own in `annotations`. */}}
 {{- define "duemq.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "duemq.labels" . | nindent 2 }}
 {{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
@@ -96,12 +91,6 @@ annotations:
 {{ printf "%s-nameserver.%s.svc.%s:%d" (include "duemq.fullname" .) .Release.Namespace .Values.clusterDomain (int .Values.nameserver.port) }}
 {{- end -}}
 
-{{/* A duration in ms: 10, "500ms", "10s", "5m", "1h", "3d". */}}
-{{- define "duemq.ms" -}}
-{{- $factors := dict "" 1000 "ms" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 -}}
-{{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (get $factors (regexFind "[a-z]*$" (toString .))) -}}
-{{- end -}}
-
 {{/* Where the files of values.tls lie in a pod; the variables that name them, their volume and its mount. */}}
 {{- define "duemq.tls.folder" -}}/etc/duemq-tls{{- end -}}
 
@@ -126,7 +115,7 @@ annotations:
 {{- with .Values.tls.secretName }}
 - name: tls
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -32,6 +32,7 @@ Of a group of replicas, besides:
 {{- end -}}
 
 {{- define "duemq.role.configMap" -}}
+{{- include "duemq.role.checkSettings" . -}}
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -92,7 +93,7 @@ apiVersion: monitoring.coreos.com/v1
 kind: ServiceMonitor
 metadata:
   name: {{ include "duemq.fullname" .root }}-{{ .role }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- toYaml (merge (dict) $monitor.labels (fromYaml (include "duemq.labels" .))) | nindent 4 }}
   {{- with .root.Values.commonAnnotations }}
@@ -178,7 +179,7 @@ spec:
 {{- end -}}
 
 {{- define "duemq.role.pod" -}}
-serviceAccountName: {{ include "duemq.serviceAccountName" .root }}
+serviceAccountName: {{ include "duemq.serviceAccountName" .root | quote }}
 {{- $ownLeases := and .group (eq .root.Values.leaseStore "kubernetes") }}
 automountServiceAccountToken: {{ or .root.Values.serviceAccount.automount (not (empty $ownLeases)) }}
 # Kubernetes' own variables of a Service look like DueMQ's: DUEMQ_BROKER_PORT and so on.
@@ -289,8 +290,8 @@ containers:
       - name: OTEL_EXPORTER_OTLP_HEADERS
         valueFrom:
           secretKeyRef:
-            name: {{ .name }}
-            key: {{ .key }}
+            name: {{ .name | quote }}
+            key: {{ .key | quote }}
       {{- end }}
       {{- end }}
       {{- end }}
@@ -360,7 +361,7 @@ volumes:
   {{- if and .group .root.Values.leaseStoreSecret }}
   - name: lease-store
     secret:
-      secretName: {{ .root.Values.leaseStoreSecret }}
+      secretName: {{ .root.Values.leaseStoreSecret | quote }}
   {{- end }}
   {{- with .values.extraVolumes }}
   {{- toYaml . | nindent 2 }}
@@ -396,6 +397,7 @@ grpc:
 {{- fail (printf "%s: shards is %v, of %v replicas" .role .values.shards .values.replicas) }}
 {{- end }}
 {{- if .values.persistence.enabled }}
+{{- include "duemq.role.checkVolume" . }}
 {{- include "duemq.role.checkClaims" . }}
 {{- end }}
 {{- if not (include "duemq.role.replicated" .) }}

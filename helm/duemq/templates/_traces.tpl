@@ -20,7 +20,7 @@ spec:
 {{- end -}}
 
 {{- define "duemq.traces.pod" -}}
-serviceAccountName: {{ include "duemq.serviceAccountName" . }}
+serviceAccountName: {{ include "duemq.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- include "duemq.pullSecrets" . }}

@@ -1,0 +1,59 @@
+{{/* What the schema cannot say: values with which processes end at their start, or stop later, or that do nothing. */}}
+
+{{/* 250ms, 4MiB or 20Gi in seconds or bytes. */}}
+{{- define "duemq.amount" -}}
+{{- if kindIs "string" . -}}
+{{- $factors := dict "" 1 "ms" 0.001 "s" 1 "m" 60 "h" 3600 "d" 86400 "B" 1 -}}
+{{- $factors = merge $factors (dict "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776) -}}
+{{- $factors = merge $factors (dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) -}}
+{{- $factors = merge $factors (dict "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000) -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) (get $factors (regexFind "[A-Za-z]*$" .)) -}}
+{{- else -}}
+{{- float64 . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A process that refuses a setting would be away, one of each role, until somebody looks. */}}
+{{- define "duemq.role.checkSettings" -}}
+{{- $role := . -}}
+{{- range $name, $bounds := get (.root.Files.Get "files/limits.yaml" | fromYaml) .role }}
+{{- $given := get $role.values.settings $name }}
+{{- if not (or (kindIs "invalid" $given) (eq (toString $given) "")) }}
+{{- $amount := include "duemq.amount" $given | float64 }}
+{{- $least := first $bounds }}
+{{- $most := last $bounds }}
+{{- $above := and (not (kindIs "invalid" $most)) (gt $amount (float64 $most)) }}
+{{- if or $above (lt $amount (float64 $least)) }}
+{{- $range := ternary (printf "at least %s" (toJson $least)) (printf "%s to %s" (toJson $least) (toJson $most)) (kindIs "invalid" $most) }}
+{{- fail (printf "%s: settings.%s is %v, must be %s, in seconds or bytes" $role.role $name $given $range) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "duemq.role.checkVolume" -}}
+{{- $size := include "duemq.amount" .values.persistence.size | float64 }}
+{{- $free := include "duemq.amount" (default 0 .values.settings.free_bytes_min) | float64 }}
+{{- if ge $free $size }}
+{{- fail (printf "%s: persistence.size is %s, settings.free_bytes_min %v: nothing would ever be accepted" .role .values.persistence.size .values.settings.free_bytes_min) }}
+{{- end }}
+{{- if eq .role "broker" }}
+{{- $segment := include "duemq.amount" (default 0 .values.settings.segment_bytes) | float64 }}
+{{- if ge (addf $segment $free) $size }}
+{{- fail (printf "broker: persistence.size is %s, settings.segment_bytes %v: the disk would be full before the first segment is, and only whole ones are ever removed; make segments smaller, or the volume larger" .values.persistence.size .values.settings.segment_bytes) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of the values that belong to no role. */}}
+{{- define "duemq.check" -}}
+{{- if and .Values.tls.verifyClients (not .Values.tls.secretName) }}
+{{- fail "tls.verifyClients needs tls.secretName: without TLS everybody would be served" }}
+{{- end }}
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.enabled) }}
+{{- fail "metrics.serviceMonitor.enabled needs metrics.enabled: there would be nothing to scrape" }}
+{{- end }}
+{{- if and .Values.traces.report.enabled .Values.traces.landing.enabled (has "ReadWriteOncePod" .Values.traces.persistence.accessModes) }}
+{{- fail "traces.persistence.accessModes is ReadWriteOncePod, but both traces.landing and traces.report need the volume: no report would ever start" }}
+{{- end }}
+{{- end -}}
