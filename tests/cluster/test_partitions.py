@@ -76,7 +76,7 @@ def test_who_is_cut_off_from_its_leader_is_out_until_it_is_heard_again(
                     until(lambda far=far: status(cluster, far).role != "follower")
                     if not hears:
                         until(lambda far=far: "is silent" in status(cluster, far).reason)
-                        until(lambda far=far: bool(shown(cluster, "replica", far)["error"]))
+                        until(lambda far=far: bool(shown(cluster, "replica", far).get("error")))
                 goes_on(history)
             cluster.wait_ready(WAIT_S)
             goes_on(history)

@@ -27,6 +27,9 @@ def test_who_has_little_time_is_told_in_time_what_is_known(
         waited.append(wait_s)
         return [CANCELLED, NOT_YET]
 
+    async def nobody(*asked: object) -> tuple[()]:
+        return ()
+
     links: Any = SimpleNamespace(
         untold=dict,
         place=SimpleNamespace(has=lambda queue_id: True),
@@ -34,7 +37,7 @@ def test_who_has_little_time_is_told_in_time_what_is_known(
         why_not_arrived=lambda store_id: "has not arrived",
     )
     shard: Any = SimpleNamespace(scheduler=None, cancel=cancel)
-    others: Any = SimpleNamespace(there=False, each=lambda *_: asyncio.sleep(0, ()))
+    others: Any = SimpleNamespace(there=False, each=nobody)
     request = timer_pb2.CancelRequest(
         handles=[message_pb2.TimerHandle(store_id=1, offset=n, due_ms=1) for n in range(2)]
     )
