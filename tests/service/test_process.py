@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ async def serve(settings, stop):
 
 sys.exit(process.main("lives", ProcessSettings, serve, sys.argv[3:], failures=(DiskFailed,)))
 """
+# Of a service's command: a SIGTERM comes when it has imported next to nothing.
+STARTS = """
+import importlib, os, signal, sys
+
+class Signalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.endswith(".__main__"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Signalled())
+module, _, function = sys.argv.pop(1).partition(":")
+command = getattr(importlib.import_module(module), function)
+sys.exit("too much was imported" if "asyncio" in sys.modules else command())
+"""
+SERVER = Path(__file__).parents[2] / "server" / "pyproject.toml"
+COMMANDS = ("duemq-nameserver", "duemq-broker", "duemq-timer-service")
 LISTEN = "127.0.0.1:12345"
 WAIT_S = 60.0
 
@@ -131,3 +148,14 @@ async def test_a_child_of_an_embedded_cluster_that_is_told_to_stop_as_it_starts_
     )
     async with asyncio.timeout(WAIT_S):
         assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_service_that_is_stopped_as_it_starts_ends_at_once(command: str) -> None:
+    """As the first process of a container it would not hear of it without a handler."""
+    scripts = tomllib.loads(SERVER.read_text())["project"]["scripts"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STARTS, scripts[command]), stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert (process.returncode, said.decode()) == (0, "")
