@@ -109,8 +109,9 @@ fuzz: setup ## A longer property campaign; SEED=n repeats one.
 stalls: setup ## Runs tests whose event loop stands still once each, as on a busy machine (SEED, STALL seconds, FILES).
 	seed=$${SEED:-$$(date +%s)}; stall=$${STALL:-2.3}; echo "SEED=$$seed STALL=$$stall"; STALL_SEED=$$seed STALL_S=$$stall $(RUN) $(TESTS) $(PYTEST) -p tests.stalls $${FILES:-tests/service}
 
+# Eight at a time: they stand still most of it.
 pauses: setup ## Runs tests whose threads stand still at random calls, as on a busy machine (SEED, CALLS, PAUSE seconds, FILES).
-	seed=$${SEED:-$$(date +%s)}; calls=$${CALLS:-200}; pause=$${PAUSE:-0.02}; echo "SEED=$$seed CALLS=$$calls PAUSE=$$pause"; PAUSE_SEED=$$seed PAUSE_CALLS=$$calls PAUSE_S=$$pause $(RUN) pytest -q -n 8 -p tests.pauses $${FILES:-tests/service}
+	seed=$${SEED:-$$(date +%s)}; calls=$${CALLS:-200}; pause=$${PAUSE:-0.02}; echo "SEED=$$seed CALLS=$$calls PAUSE=$$pause"; PAUSE_SEED=$$seed PAUSE_CALLS=$$calls PAUSE_S=$$pause $(RUN) pytest -q --max-worker-restart 0 -n 8 $(PYTEST) -p tests.pauses $${FILES:-tests/service}
 
 bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq_server.bench.run_all bench.json

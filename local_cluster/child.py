@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 
+from duemq_server.entry import end_on_sigterm
+
 # How long an orphan may drain before it is ended for good.
 ORPHAN_GRACE_S = 10.0
 
@@ -31,7 +33,7 @@ def _follow_parent() -> None:
 
 def main() -> None:
     """Runs the module named first on the command line with the arguments after it."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the module has its own handler
+    end_on_sigterm()
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()

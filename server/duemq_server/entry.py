@@ -10,7 +10,7 @@ import signal
 
 def nameserver() -> int:
     """`duemq-nameserver`.  Returns the exit status."""
-    _end_on_sigterm()
+    end_on_sigterm()
     from duemq_server.nameserver.__main__ import main
 
     return main()
@@ -18,7 +18,7 @@ def nameserver() -> int:
 
 def broker() -> int:
     """`duemq-broker`.  Returns the exit status."""
-    _end_on_sigterm()
+    end_on_sigterm()
     from duemq_server.broker.__main__ import main
 
     return main()
@@ -26,12 +26,12 @@ def broker() -> int:
 
 def timer_service() -> int:
     """`duemq-timer-service`.  Returns the exit status."""
-    _end_on_sigterm()
+    end_on_sigterm()
     from duemq_server.timer_service.__main__ import main
 
     return main()
 
 
-def _end_on_sigterm() -> None:
-    """Until the service has its own handler: it has begun nothing that had to be ended."""
+def end_on_sigterm() -> None:
+    """Until a service has its own handler: it has begun nothing that had to be ended."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from duemq_analytics.failures import cause, one_line
 from duemq_analytics.lake_commands import QUICK_SPANS_MAX
 from duemq_analytics.progress import Progress, tasks_of
 from duemq_analytics.source.client import QueueClient
+from duemq_analytics.waterfall.places import CLOCKS_APART
 
 INTERRUPTED = "interrupted"
 
@@ -48,9 +49,6 @@ BATCH_SPANS_MAX = 512
 
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""
-
-CLOCKS_APART = timedelta(minutes=1)
-"""A span is stored after it has started, by a clock that differs little."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -34,7 +34,7 @@ from duemq_analytics.report import (
     seen_until_us,
     spans_of,
 )
-from duemq_analytics.waterfall.journeys import CLOCKS_APART_S
+from duemq_analytics.waterfall.places import CLOCKS_APART
 
 _US_PER_MS = 1_000
 _PAGE_TABLES = {
@@ -116,8 +116,9 @@ def files_of(files: Iterable[File], examples: Sequence[Mapping[str, Any]]) -> li
     """Those with spans of the time in which the messages were under way, and an hour more."""
     sent = [round(charts.moment(row["sent_ts"]).timestamp() * 1_000_000) for row in examples]
     reach = measures.HORIZON_S * 1_000_000
+    margin = CLOCKS_APART // timedelta(microseconds=1)
     times = [
-        (us - CLOCKS_APART_S * 1_000_000, us + reach + max(0, row["us"] or 0) + reach)
+        (us - margin, us + reach + max(0, row["us"] or 0) + reach)
         for us, row in zip(sent, examples, strict=True)
     ]
     return [

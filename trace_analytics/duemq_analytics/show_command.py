@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from datetime import timedelta
 
 import click
 
@@ -13,14 +14,13 @@ from duemq.protocol import due, message_ids, moments
 from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics.waterfall import drawing
 from duemq_analytics.waterfall.message_spans import MessageSpans
+from duemq_analytics.waterfall.places import CLOCKS_APART
 from duemq_analytics.waterfall.trace_scan import TraceScan
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_cli.text import local_time
 
 SINCE = "1h"
-# A message's id says when it was made, by a clock that differs little from the brokers'.
-CLOCKS_APART_MS = 60_000
 WIDTH = 100
 
 
@@ -101,5 +101,5 @@ def _since_ms(since: str, message_id: str, now_ms: int) -> int:
         since_ms = moments.epoch_ms(since, now_ms, "since")
     made_ms = message_ids.begun_ms(message_id)
     if made_ms is not None and made_ms < now_ms:
-        since_ms = max(since_ms, made_ms - CLOCKS_APART_MS)
+        since_ms = max(since_ms, made_ms - CLOCKS_APART // timedelta(milliseconds=1))
     return max(0, since_ms)

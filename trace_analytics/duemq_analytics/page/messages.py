@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from duemq_analytics import charts
 from duemq_analytics.page.tables import Column, Row, Table, ms, text
-
-CLOCKS_APART = timedelta(minutes=1)
-"""`duemq trace show` looks from so long before the sending."""
+from duemq_analytics.waterfall.places import CLOCKS_APART
 
 _US_PER_MS = 1_000
 

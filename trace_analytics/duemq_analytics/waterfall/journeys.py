@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TypeAlias
 
 from duemq_analytics.waterfall.message_spans import contexts, is_of
-from duemq_analytics.waterfall.places import PLACES_MAX, Context, Place, Span, places_of
-
-CLOCKS_APART_S = 60
-"""A message's spans are looked for from so long before the first that is known of it, and its
-frames until so long after the last: so much may machines' clocks differ."""
+from duemq_analytics.waterfall.places import (
+    CLOCKS_APART,
+    PLACES_MAX,
+    Context,
+    Place,
+    Span,
+    places_of,
+)
 
 Times: TypeAlias = tuple[int, int]
 """From, to: Unix ns, both inclusive."""
 
-_MARGIN_NS = CLOCKS_APART_S * 1_000_000_000
+_MARGIN_NS = CLOCKS_APART // timedelta(microseconds=1) * 1_000
 
 
 def contexts_of(own: Iterable[Span]) -> dict[str, set[Context]]:

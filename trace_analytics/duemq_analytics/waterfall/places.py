@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
 from duemq.tracing.attributes import LAST_OFFSET, TIMED
 
 PLACES_MAX = 10
 """Of a message, that its frames are looked for by.  More has only one whose id others have, too."""
+
+CLOCKS_APART = timedelta(minutes=1)
+"""So much may machines' clocks differ: spans are looked for from so long before they should begin,
+or be stored, and until so long after."""
 
 _OFFSET = re.compile(r"\d{1,18}", re.ASCII)
 

@@ -1,12 +1,11 @@
 from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import (
-    CLOCKS_APART_S,
     contexts_of,
     journeys,
     places_to_look_at,
     times_to_look_at,
 )
-from duemq_analytics.waterfall.places import PLACES_MAX
+from duemq_analytics.waterfall.places import CLOCKS_APART, PLACES_MAX
 
 TRACE, OTHER = "0a" * 16, "0b" * 16
 
@@ -78,7 +77,7 @@ def test_frames_are_looked_for_around_a_message_s_own_spans():
         span("send", 1_100 * second, "s3", message_id="m3"),
         span("process", 850 * second, "q", message_id="m4", duration_ns=second),
     ]
-    apart = CLOCKS_APART_S * second
+    apart = round(CLOCKS_APART.total_seconds()) * second
     assert times_to_look_at(own) == [
         (800 * second - apart, 1_100 * second + apart + 5),  # of three, which overlap
         (8_000 * second - apart, 8_000 * second + apart + 5),
