@@ -4,13 +4,17 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from duemq import Admin, Producer, PullConsumer
+from duemq.errors import GroupNotFound
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.certificates import authority, certificate, needs_openssl
+from tests.cluster.harness import until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -160,6 +164,45 @@ def test_a_generated_consumer_commits_seeks_and_sends_back(language, cluster, st
     assert consumed(5) == [(body, 0) for body in second]  # from where the group is
     # The failed one is settled for good.
     assert consumed(15, "earliest") == [(body, 0) for body in first + second]
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_goes_on_in_a_topic_made_anew_with_more_queues_and_brokers(
+    language, cluster, stubs
+):
+    command = command_of(language, CONSUMERS)
+    topic = group = f"anew-{language}"
+    bodies = sorted(f"new-{number:02}" for number in range(20))
+    place = (cluster.nameserver, group, topic, str(1 + len(bodies)))
+    with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
+
+        def committed():
+            with suppress(GroupNotFound):
+                return [each.offset for each in admin.describe_group(group).progress] == [1]
+            return False
+
+        admin.create_topic(topic, queues=1, brokers=cluster.names("broker")[:1])
+        producer.send(topic, b"old")
+        environment = os.environ | {"PYTHONPATH": str(stubs)}
+        with subprocess.Popen(
+            [*command, *place], stdout=subprocess.PIPE, text=True, env=environment
+        ) as program:
+            watchdog = threading.Timer(RUN_S_MAX, program.kill)
+            watchdog.start()
+            try:
+                until(committed)
+                admin.delete_topic(topic)
+                admin.create_topic(topic, queues=2)
+                for number, body in enumerate(bodies):
+                    producer.send(topic, body.encode(), ordering_key=str(number))
+                seen = [json.loads(line)["body"] for line in program.stdout]
+                assert program.wait() == 0
+            finally:
+                watchdog.cancel()
+                program.kill()
+    assert sorted(seen) == [*bodies, "old"]
 
 
 @pytest.mark.toolchain

@@ -3,8 +3,8 @@
 //   node consumer.js NAMESERVER GROUP TOPIC COUNT [earliest]
 //
 // It reads every queue of a topic by hand (no membership: run one process a group), goes on where the group has
-// committed, prints each message as a JSON line, and ends after COUNT of them.  `earliest` seeks to the beginning
-// first.  A message whose body is "fail" is sent back the first time and comes again, a second later, through the
+// committed, prints each message as a JSON line, and ends after COUNT of them.  `earliest` begins at the beginning
+// instead.  A message whose body is "fail" is sent back the first time and comes again, a second later, through the
 // group's own topic %RETRY%GROUP.
 import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
@@ -13,23 +13,27 @@ import { fileURLToPath } from "node:url";
 
 const WAIT_MS = 15_000; // how long a broker may park a pull that finds nothing; at most 30,000
 const TIMEOUT_MS = 20_000; // of a call: longer than WAIT_MS
+const ROUTE_MS = 5_000; // how often to ask for brokers, addresses and queues that are new
 const RETRY_DELAY_MS = 1_000;
 const BACKOFF_MS = 500;
 const OPTIONS = { "grpc.max_receive_message_length": 16 << 20 }; // a pull answers up to 8 MiB
+// The topic was deleted, and perhaps made anew: what is known of its queues is over.
+const GONE = new Set(["TOPIC_NOT_FOUND", "TOPIC_REPLACED"]);
 
-// Offsets are 64-bit.  As numbers they are exact up to 2^53, which no queue reaches.
+// 64-bit values come as strings: ids of topics use all 64.  Offsets stay below 2^53, which numbers hold exactly.
 const definition = loader.loadSync(["duemq/v1/nameserver.proto", "duemq/v1/broker.proto", "duemq/v1/error.proto"], {
   includeDirs: [fileURLToPath(new URL("../../../protos", import.meta.url))],
-  longs: Number, enums: String, defaults: true, keepCase: false,
+  longs: String, enums: String, defaults: true, keepCase: false,
 });
 const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 
 function client(Service, address) {
   const stub = new Service(address, grpc.credentials.createInsecure(), OPTIONS);
-  return (method, request) => new Promise((resolve, reject) => {
+  const call = (method, request) => new Promise((resolve, reject) => {
     const options = { deadline: Date.now() + TIMEOUT_MS };
     stub[method](request, new grpc.Metadata(), options, (error, answer) => (error ? reject(error) : resolve(answer)));
   });
+  return { call, close: () => stub.close() };
 }
 
 // The application: throws when it cannot do with a message.
@@ -39,20 +43,33 @@ function handle(record) {
   console.log(JSON.stringify({ body, tag: record.tag, attempt: record.attempt }));
 }
 
+// A broker refuses for good; the same request would be refused again.
+class Refused extends Error {}
+
+// This topic is no more; another one may have its name.
+class Gone extends Error {}
+
+// Returns, a moment later, where the same request can succeed now; else throws.
+async function again(what, error) {
+  if (GONE.has(error.code)) throw new Gone();
+  if (!error.retryable) throw new Refused(`${what}: ${error.code}: ${error.message}`);
+  console.error(`${what}: ${error.message}`);
+  await sleep(BACKOFF_MS);
+}
+
 // Consumes all queues that one broker has of the topic: one long poll for all of them.
 class BrokerLoop {
-  constructor(address, group, topic, queues, processed) {
-    this.call = client(v1.Broker, address);
-    Object.assign(this, { group, topic, queues, processed });
+  constructor(route, group, topic, earliest, processed) {
+    Object.assign(this, { route, group, topic, earliest, processed }); // the route is replaced as it changes
     this.retries = `%RETRY%${group}`;
-    this.positions = new Map(); // "topic/queue" → { topic, queueId, offset, settled }
+    this.followed = ""; // the route as it was; empty: look for queues
+    this.positions = new Map(); // "topic/queue" → { topic, queueId, topicId, next, settled }
   }
 
-  async run(earliest) {
-    for (let assigned = false; ;) {
+  async run() {
+    for (;;) {
       try {
-        if (!assigned) await this.assign(earliest);
-        assigned = true;
+        await this.follow(this.route);
         await this.pull();
       } catch (error) { // the call as a whole failed; everything here may be repeated: nothing is done twice
         if (error.code === undefined) throw error;
@@ -62,79 +79,105 @@ class BrokerLoop {
     }
   }
 
-  // Begins where the group has committed; a queue without an offset at the beginning.
-  async assign(earliest) {
-    const known = (await this.call("getOffsets", { group: this.group })).queues;
-    for (let queueId = 0; queueId < this.queues; queueId += 1) this.seek(this.topic, queueId, 0);
-    for (const { topic, queueId, offset, settled } of known) {
-      // This broker's queue of %RETRY% is there once a message was sent back.
-      if (topic === this.retries) this.seek(topic, queueId, Math.max(offset, 0), settled);
-      if (topic === this.topic && !earliest) this.seek(topic, queueId, Math.max(offset, 0), settled);
+  // Does what is new in a route: an address where another replica leads, more queues.
+  async follow(route) {
+    const wanted = JSON.stringify(route);
+    if (wanted === this.followed) return;
+    if (route.address !== this.address) {
+      this.broker?.close();
+      this.broker = client(v1.Broker, route.address);
+      this.address = route.address;
     }
+    await this.assign();
+    this.followed = wanted;
   }
 
-  // Goes on there; commit to make it last.  `settled`: offsets that were sent back earlier and are to be skipped.
-  seek(topic, queueId, offset, settled = []) {
-    this.positions.set(`${topic}/${queueId}`, { topic, queueId, offset, settled: new Set(settled) });
+  // Begins in queues that are new: where the group has committed, or at the beginning.
+  async assign() {
+    const { group, topic } = this;
+    const ours = await this.broker.call("getOffsets", { group, topic });
+    for (const found of ours.queues) this.begin(this.earliest ? { ...found, offset: 0, settled: [] } : found);
+    const known = await this.broker.call("getOffsets", { group });
+    // This broker's queue of %RETRY% is there once a message was sent back.
+    for (const found of known.queues) if (found.topic === this.retries) this.begin(found);
+  }
+
+  // `topicId` tells the topic from a later one of its name, and is said with each offset; what is `settled` was
+  // sent back earlier, and is to be skipped.
+  begin({ topic, queueId, topicId, offset, settled }) {
+    const name = `${topic}/${queueId}`;
+    if (this.positions.has(name)) return;
+    const next = Math.max(Number(offset), 0);
+    this.positions.set(name, { name, topic, queueId, topicId, next, settled: new Set(settled.map(Number)) });
   }
 
   // One long poll, and what it brought: processed, then committed.
   async pull() {
-    const queues = [...this.positions.values()].map(({ topic, queueId, offset }) => ({ topic, queueId, offset }));
-    const answer = await this.call("pull", { group: this.group, waitMs: WAIT_MS, queues });
+    const queues = [...this.positions.values()].map(({ topic, queueId, topicId, next }) => (
+      { topic, queueId, topicId, offset: next }));
+    const answer = await this.broker.call("pull", { group: this.group, waitMs: WAIT_MS, queues });
     for (const pulled of answer.queues) {
-      const position = this.positions.get(`${pulled.topic}/${pulled.queueId}`);
-      if (pulled.error) { // one queue's: the others are fine
-        await this.refused(position, pulled);
-        continue;
+      const at = this.positions.get(`${pulled.topic}/${pulled.queueId}`);
+      try {
+        if (pulled.error) { // one queue's: the others are fine
+          await this.refused(at, pulled);
+          continue;
+        }
+        const count = await this.consume(at, pulled);
+        at.next = Number(pulled.nextOffset);
+        await this.commit(at);
+        this.processed(count);
+      } catch (error) {
+        if (!(error instanceof Gone)) throw error;
+        this.positions.delete(at.name); // begin there again, if the topic was made anew
+        this.followed = "";
       }
-      const count = await this.consume(position, pulled);
-      position.offset = pulled.nextOffset;
-      await this.commit(position);
-      this.processed(count);
     }
   }
 
   // Processes the records of one queue; what fails is sent back before it is committed.
-  async consume(position, pulled) {
+  async consume(at, pulled) {
     const offsets = pulled.runOffsets.flatMap((first, run) =>
-      Array.from({ length: pulled.runCounts[run] }, (_, step) => first + step));
+      Array.from({ length: Number(pulled.runCounts[run]) }, (_, step) => Number(first) + step));
     let count = 0;
     for (const [index, record] of (pulled.records?.records ?? []).entries()) {
-      if (position.settled.has(offsets[index])) continue;
+      if (at.settled.has(offsets[index])) continue;
       try {
         handle(record);
         count += 1;
       } catch (error) {
-        await this.sendBack(position, offsets[index], error.message);
+        await this.sendBack(at, offsets[index], error.message);
       }
     }
     return count;
   }
 
   // Gives a failed message back: stored for later and settled in one step.  Idempotent.
-  async sendBack({ topic, queueId }, offset, error) {
-    const messages = [{ topic, queueId, offset, error, delayMs: RETRY_DELAY_MS }];
-    const [result] = (await this.call("sendBack", { group: this.group, messages })).results;
-    if (result.error) throw new Error(`${topic}/${queueId} at ${offset} was not taken back: ${result.error.message}`);
-    if (!this.positions.has(`${this.retries}/0`)) this.seek(this.retries, 0, 0);
+  async sendBack({ name, topic, queueId, topicId }, offset, error) {
+    const messages = [{ topic, queueId, topicId, offset, error, delayMs: RETRY_DELAY_MS }];
+    for (;;) {
+      const [result] = (await this.broker.call("sendBack", { group: this.group, messages })).results;
+      if (!result.error) break;
+      await again(`${name} at ${offset} was not taken back`, result.error);
+    }
+    if (!this.positions.has(`${this.retries}/0`)) this.followed = ""; // there is such a queue now
   }
 
   // Stores how far the group is: the next offset to consume.
-  async commit({ topic, queueId, offset }) {
-    const request = { group: this.group, commits: [{ topic, queueId, offset }] };
-    const [result] = (await this.call("commitOffsets", request)).queues;
-    if (result.error) console.error(`${topic}/${queueId} not committed: ${result.error.message}`);
+  async commit({ name, topic, queueId, topicId, next }) {
+    const request = { group: this.group, commits: [{ topic, queueId, topicId, offset: next }] };
+    for (;;) {
+      const [result] = (await this.broker.call("commitOffsets", request)).queues;
+      if (!result.error) return;
+      await again(`${name} was not committed`, result.error);
+    }
   }
 
-  // An error in band.  `retryable` says whether the same request can succeed later.
-  async refused(position, { error, minOffset, maxOffset }) {
+  async refused(at, { error, minOffset, maxOffset }) {
     if (error.code === "OFFSET_OUT_OF_RANGE") { // deleted by age, or beyond the end
-      position.offset = Math.max(minOffset, Math.min(position.offset, maxOffset));
-    } else if (error.retryable) {
-      await sleep(BACKOFF_MS);
+      at.next = Math.max(Number(minOffset), Math.min(at.next, Number(maxOffset)));
     } else {
-      throw new Error(`${position.topic}/${position.queueId}: ${error.code}: ${error.message}`);
+      await again(at.name, error);
     }
   }
 }
@@ -145,13 +188,26 @@ function describe(error) {
 }
 
 const [nameserver, group, topic, count, start] = process.argv.slice(2);
-let left = Number(count);
+const names = client(v1.Nameserver, nameserver);
 const end = (code, message) => { if (message) console.error(message); process.exit(code); };
-const route = await client(v1.Nameserver, nameserver)("getRoute", { topic }).catch((error) => end(1, describe(error)));
-for (const { address, queues } of route.brokers) {
-  const loop = new BrokerLoop(address, group, topic, queues, (processed) => {
-    left -= processed;
-    if (left <= 0) end(0);
+let left = Number(count);
+const processed = (some) => {
+  left -= some;
+  if (left <= 0) end(0);
+};
+for (const loops = new Map(); ; await sleep(ROUTE_MS)) { // by broker
+  const route = await names.call("getRoute", { topic }).catch((error) => {
+    if (loops.size === 0) end(1, describe(error));
+    return { brokers: [] }; // go on with what is known
   });
-  loop.run(start === "earliest").catch((error) => end(1, error.message));
+  for (const part of route.brokers) {
+    const known = loops.get(part.broker);
+    if (known) {
+      known.route = part;
+      continue;
+    }
+    const loop = new BrokerLoop(part, group, topic, start === "earliest", processed);
+    loops.set(part.broker, loop);
+    loop.run().catch((error) => end(1, error.message));
+  }
 }

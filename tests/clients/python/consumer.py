@@ -4,8 +4,8 @@
 
 It reads every queue of a topic by hand (no membership: run one process a group), goes on where the
 group has committed, prints each message as a JSON line, and ends after COUNT of them.  `earliest`
-seeks to the beginning first.  A message whose body is "fail" is sent back the first time and comes
-again, a second later, through the group's own topic %RETRY%GROUP.
+begins at the beginning instead.  A message whose body is "fail" is sent back the first time and
+comes again, a second later, through the group's own topic %RETRY%GROUP.
 
 Make the stubs with: python -m grpc_tools.protoc -Iprotos --python_out=. --grpc_python_out=. \
     protos/duemq/v1/*.proto
@@ -15,7 +15,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -25,9 +25,12 @@ from duemq.v1.nameserver_pb2_grpc import NameserverStub
 
 WAIT_MS = 15_000  # how long a broker may park a pull that finds nothing; at most 30,000
 TIMEOUT_S = 20  # of a call: longer than WAIT_MS
+ROUTE_S = 5  # how often to ask for brokers, addresses and queues that are new
 RETRY_DELAY_MS = 1_000
 BACKOFF_S = 0.5
 OPTIONS = [("grpc.max_receive_message_length", 16 << 20)]  # a pull answers up to 8 MiB
+# The topic was deleted, and perhaps made anew: what is known of its queues is over.
+GONE = {error_pb2.TOPIC_NOT_FOUND, error_pb2.TOPIC_REPLACED}
 
 
 def process(record: message_pb2.Record) -> None:
@@ -39,24 +42,41 @@ def process(record: message_pb2.Record) -> None:
     sys.stdout.flush()
 
 
+@dataclass
+class Position:
+    """Where the group stands in a queue."""
+
+    topic: str
+    queue_id: int
+    topic_id: int  # tells the topic from a later one of its name; said with each offset
+    next: int = 0
+    settled: set[int] = field(default_factory=set)  # sent back earlier: to be skipped
+
+
 class BrokerLoop(threading.Thread):
     """Consumes all queues that one broker has of the topic: one long poll for all of them."""
 
     def __init__(
-        self, part: nameserver_pb2.BrokerQueues, group: str, topic: str, done: "Countdown"
+        self,
+        route: nameserver_pb2.BrokerQueues,
+        group: str,
+        topic: str,
+        *,
+        earliest: bool,
+        done: "Countdown",
     ):
         super().__init__(daemon=True)
-        self.broker = BrokerStub(grpc.insecure_channel(part.address, OPTIONS))
-        self.group, self.topic, self.queues, self.done = group, topic, part.queues, done
-        self.earliest = False
-        self.next: dict[tuple[str, int], int] = {}  # (topic, queue): the offset to pull next
-        self.settled: dict[tuple[str, int], set[int]] = {}  # sent back earlier: to be skipped
+        self.route = route  # `main` replaces it
+        self.group, self.topic, self.earliest, self.done = group, topic, earliest, done
+        self.retries = f"%RETRY%{group}"
+        self.followed: nameserver_pb2.BrokerQueues | None = None  # None: look for queues
+        self.address, self.channel = "", None
+        self.positions: dict[tuple[str, int], Position] = {}
 
     def run(self) -> None:
         while True:
             try:
-                if not self.next:
-                    self.assign()
+                self.follow(self.route)
                 self.pull()
             except Refused as error:
                 self.done.end(str(error))
@@ -66,86 +86,130 @@ class BrokerLoop(threading.Thread):
                 # Everything here may be repeated: pulls and commits change nothing twice.
                 time.sleep(BACKOFF_S)
 
-    def assign(self) -> None:
-        """Begins where the group has committed; a queue without an offset at the beginning."""
-        request = broker_pb2.GetOffsetsRequest(group=self.group)
-        known = self.broker.GetOffsets(request, timeout=TIMEOUT_S).queues
-        for queue in range(self.queues):
-            self.seek((self.topic, queue), 0)
-        for found in known:
-            # This broker's queue of %RETRY% is there once a message was sent back.
-            again = found.topic == f"%RETRY%{self.group}"
-            if again or (found.topic == self.topic and not self.earliest):
-                self.seek((found.topic, found.queue_id), max(found.offset, 0), found.settled)
+    def follow(self, route: nameserver_pb2.BrokerQueues) -> None:
+        """Does what is new in a route: an address where another replica leads, more queues."""
+        if route == self.followed:
+            return
+        if route.address != self.address:
+            if self.channel is not None:
+                self.channel.close()
+            self.channel = grpc.insecure_channel(route.address, OPTIONS)
+            self.broker, self.address = BrokerStub(self.channel), route.address
+        self.assign()
+        self.followed = route
 
-    def seek(self, name: tuple[str, int], offset: int, settled: Iterable[int] = ()) -> None:
-        """Goes on there; commit to make it last."""
-        self.next[name] = offset
-        self.settled[name] = set(settled)
+    def assign(self) -> None:
+        """Begins in queues that are new: where the group has committed, or at the beginning."""
+        request = broker_pb2.GetOffsetsRequest(group=self.group, topic=self.topic)
+        for found in self.broker.GetOffsets(request, timeout=TIMEOUT_S).queues:
+            self.begin(found, earliest=self.earliest)
+        request = broker_pb2.GetOffsetsRequest(group=self.group)
+        for found in self.broker.GetOffsets(request, timeout=TIMEOUT_S).queues:
+            # This broker's queue of %RETRY% is there once a message was sent back.
+            if found.topic == self.retries:
+                self.begin(found)
+
+    def begin(self, found: broker_pb2.OffsetResult, *, earliest: bool = False) -> None:
+        at = Position(found.topic, found.queue_id, found.topic_id)
+        if not earliest:
+            at.next, at.settled = max(found.offset, 0), set(found.settled)
+        self.positions.setdefault((found.topic, found.queue_id), at)
+
+    def drop(self, at: Position) -> None:
+        """Begins there again, if the topic was made anew."""
+        del self.positions[at.topic, at.queue_id]
+        self.followed = None
 
     def pull(self) -> None:
         """One long poll, and what it brought: processed, then committed."""
         request = broker_pb2.PullRequest(group=self.group, wait_ms=WAIT_MS)
-        for (topic, queue), offset in self.next.items():
-            request.queues.add(topic=topic, queue_id=queue, offset=offset)
+        for at in self.positions.values():
+            request.queues.add(
+                topic=at.topic, queue_id=at.queue_id, offset=at.next, topic_id=at.topic_id
+            )
         for pulled in self.broker.Pull(request, timeout=TIMEOUT_S).queues:
-            name = (pulled.topic, pulled.queue_id)
-            if pulled.HasField("error"):  # one queue's: the others are fine
-                self.refused(name, pulled)
-                continue
-            processed = self.consume(name, pulled)
-            self.next[name] = pulled.next_offset
-            self.commit(name)
-            self.done.count(processed)
+            at = self.positions[pulled.topic, pulled.queue_id]
+            try:
+                if pulled.HasField("error"):  # one queue's: the others are fine
+                    self.refused(at, pulled)
+                    continue
+                processed = self.consume(at, pulled)
+                at.next = pulled.next_offset
+                self.commit(at)
+            except Gone:
+                self.drop(at)
+            else:
+                self.done.count(processed)
 
-    def consume(self, name: tuple[str, int], pulled: broker_pb2.QueueRecords) -> int:
+    def consume(self, at: Position, pulled: broker_pb2.QueueRecords) -> int:
         """Processes the records of one queue; what fails is sent back before it is committed."""
         runs = zip(pulled.run_offsets, pulled.run_counts, strict=True)
         offsets = [first + step for first, count in runs for step in range(count)]
         processed = 0
         for record, offset in zip(pulled.records.records, offsets, strict=True):
-            if offset in self.settled[name]:
+            if offset in at.settled:
                 continue
             try:
                 process(record)
                 processed += 1
             except Exception as error:
-                self.send_back(name, offset, str(error))
+                self.send_back(at, offset, str(error))
         return processed
 
-    def send_back(self, name: tuple[str, int], offset: int, why: str) -> None:
+    def send_back(self, at: Position, offset: int, why: str) -> None:
         """Gives a failed message back: stored for later and settled in one step.  Idempotent."""
-        failed = broker_pb2.FailedMessage(
-            topic=name[0], queue_id=name[1], offset=offset, error=why, delay_ms=RETRY_DELAY_MS
+        request = broker_pb2.SendBackRequest(group=self.group)
+        request.messages.add(
+            topic=at.topic,
+            queue_id=at.queue_id,
+            topic_id=at.topic_id,
+            offset=offset,
+            error=why,
+            delay_ms=RETRY_DELAY_MS,
         )
-        request = broker_pb2.SendBackRequest(group=self.group, messages=[failed])
-        (result,) = self.broker.SendBack(request, timeout=TIMEOUT_S).results
-        if result.HasField("error"):
-            raise Refused(f"{name} offset {offset} was not taken back: {result.error.message}")
-        if (f"%RETRY%{self.group}", 0) not in self.next:
-            self.seek((f"%RETRY%{self.group}", 0), 0)
+        while True:
+            (result,) = self.broker.SendBack(request, timeout=TIMEOUT_S).results
+            if not result.HasField("error"):
+                break
+            again(f"{at.topic}/{at.queue_id} at {offset} was not taken back", result.error)
+        if (self.retries, 0) not in self.positions:
+            self.followed = None  # there is such a queue now
 
-    def commit(self, name: tuple[str, int]) -> None:
+    def commit(self, at: Position) -> None:
         """Stores how far the group is: the next offset to consume."""
         request = broker_pb2.CommitOffsetsRequest(group=self.group)
-        request.commits.add(topic=name[0], queue_id=name[1], offset=self.next[name])
-        (result,) = self.broker.CommitOffsets(request, timeout=TIMEOUT_S).queues
-        if result.HasField("error"):
-            print(f"{name} not committed: {result.error.message}", file=sys.stderr)
+        request.commits.add(
+            topic=at.topic, queue_id=at.queue_id, topic_id=at.topic_id, offset=at.next
+        )
+        while True:
+            (result,) = self.broker.CommitOffsets(request, timeout=TIMEOUT_S).queues
+            if not result.HasField("error"):
+                return
+            again(f"{at.topic}/{at.queue_id} was not committed", result.error)
 
-    def refused(self, name: tuple[str, int], pulled: broker_pb2.QueueRecords) -> None:
-        """An error in band.  `retryable` says whether the same request can succeed later."""
-        error = pulled.error
-        if error.code == error_pb2.OFFSET_OUT_OF_RANGE:  # deleted by age, or beyond the end
-            self.seek(name, max(pulled.min_offset, min(self.next[name], pulled.max_offset)))
-        elif error.retryable:
-            time.sleep(BACKOFF_S)
+    def refused(self, at: Position, pulled: broker_pb2.QueueRecords) -> None:
+        if pulled.error.code == error_pb2.OFFSET_OUT_OF_RANGE:  # deleted by age, or beyond the end
+            at.next = max(pulled.min_offset, min(at.next, pulled.max_offset))
         else:
-            raise Refused(f"{name}: {error_pb2.ErrorCode.Name(error.code)}: {error.message}")
+            again(f"{at.topic}/{at.queue_id}", pulled.error)
 
 
 class Refused(Exception):
     """A broker refuses for good; the same request would be refused again."""
+
+
+class Gone(Exception):
+    """This topic is no more; another one may have its name."""
+
+
+def again(what: str, error: error_pb2.Error) -> None:
+    """Returns, a moment later, where the same request can succeed now; else raises."""
+    if error.code in GONE:
+        raise Gone
+    if not error.retryable:
+        raise Refused(f"{what}: {error_pb2.ErrorCode.Name(error.code)}: {error.message}")
+    print(f"{what}: {error.message}", file=sys.stderr)
+    time.sleep(BACKOFF_S)
 
 
 class Countdown:
@@ -177,17 +241,25 @@ def describe(error: grpc.RpcError) -> str:
 
 def main() -> None:
     nameserver, group, topic, count = sys.argv[1:5]
+    earliest = sys.argv[5:] == ["earliest"]
     names = NameserverStub(grpc.insecure_channel(nameserver))
-    try:
-        route = names.GetRoute(nameserver_pb2.GetRouteRequest(topic=topic), timeout=TIMEOUT_S)
-    except grpc.RpcError as error:
-        raise SystemExit(describe(error)) from error
+    request = nameserver_pb2.GetRouteRequest(topic=topic)
     done = Countdown(int(count))
-    for part in route.brokers:
-        loop = BrokerLoop(part, group, topic, done)
-        loop.earliest = sys.argv[5:] == ["earliest"]
-        loop.start()
-    done.ended.wait()
+    loops: dict[str, BrokerLoop] = {}  # by broker
+    while not done.ended.wait(ROUTE_S if loops else 0):
+        try:
+            brokers = names.GetRoute(request, timeout=TIMEOUT_S).brokers
+        except grpc.RpcError as error:
+            if not loops:
+                raise SystemExit(describe(error)) from error
+            continue  # with what is known
+        for route in brokers:
+            if route.broker in loops:
+                loops[route.broker].route = route
+                continue
+            loop = BrokerLoop(route, group, topic, earliest=earliest, done=done)
+            loops[route.broker] = loop
+            loop.start()
     sys.exit(done.why)
 
 

@@ -3,8 +3,8 @@
 //	consumer NAMESERVER GROUP TOPIC COUNT [earliest]
 //
 // It reads every queue of a topic by hand (no membership: run one process a group), goes on where the group has
-// committed, prints each message as a JSON line, and ends after COUNT of them.  `earliest` seeks to the beginning
-// first.  A message whose body is "fail" is sent back the first time and comes again, a second later, through the
+// committed, prints each message as a JSON line, and ends after COUNT of them.  `earliest` begins at the beginning
+// instead.  A message whose body is "fail" is sent back the first time and comes again, a second later, through the
 // group's own topic %RETRY%GROUP.
 package main
 
@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	pb "clienttest/duemqv1"
@@ -28,13 +29,17 @@ import (
 const (
 	waitMs       = 15_000           // how long a broker may park a pull that finds nothing; at most 30,000
 	callTimeout  = 20 * time.Second // longer than waitMs
+	routeEvery   = 5 * time.Second  // how often to ask for brokers, addresses and queues that are new
 	retryDelayMs = 1_000
 	backoff      = 500 * time.Millisecond
 	answerBytes  = 16 << 20 // a pull answers up to 8 MiB
 )
 
-// A refusal that would be the same again.
+// A broker refuses for good; the same request would be refused again.
 type refused struct{ error }
+
+// This topic is no more; another one may have its name.
+var errGone = errors.New("the topic is gone")
 
 // The application: an error means that it cannot do with a message.
 func process(record *pb.Record) error {
@@ -53,23 +58,29 @@ type queue struct {
 
 // Where the group stands in a queue.
 type position struct {
+	topicID uint64 // tells the topic from a later one of its name; said with each offset
 	next    int64
 	settled map[int64]bool // sent back earlier: to be skipped
 }
 
 // brokerLoop consumes all queues that one broker has of the topic: one long poll for all of them.
 type brokerLoop struct {
-	broker    pb.BrokerClient
+	route     atomic.Pointer[pb.BrokerQueues] // main replaces it
 	group     string
 	topic     string
-	queues    int32
-	positions map[queue]*position
+	earliest  bool
 	processed chan<- int
+
+	followed  *pb.BrokerQueues // nil: look for queues
+	address   string
+	conn      *grpc.ClientConn
+	broker    pb.BrokerClient
+	positions map[queue]*position
 }
 
-func (l *brokerLoop) run(earliest bool) error {
+func (l *brokerLoop) run() error {
 	for {
-		err := l.step(earliest)
+		err := l.step()
 		if errors.As(err, &refused{}) {
 			return err
 		}
@@ -80,49 +91,81 @@ func (l *brokerLoop) run(earliest bool) error {
 	}
 }
 
-func (l *brokerLoop) step(earliest bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	if l.positions == nil {
-		return l.assign(ctx, earliest)
+func (l *brokerLoop) step() error {
+	if err := l.follow(l.route.Load()); err != nil {
+		return err
 	}
-	return l.pull(ctx)
+	return l.pull()
 }
 
-// assign begins where the group has committed; a queue without an offset at the beginning.
-func (l *brokerLoop) assign(ctx context.Context, earliest bool) error {
+// follow does what is new in a route: an address where another replica leads, more queues.
+func (l *brokerLoop) follow(route *pb.BrokerQueues) error {
+	if proto.Equal(route, l.followed) {
+		return nil
+	}
+	if route.Address != l.address {
+		if l.conn != nil {
+			l.conn.Close()
+		}
+		l.conn = dial(route.Address)
+		l.address, l.broker = route.Address, pb.NewBrokerClient(l.conn)
+	}
+	if err := l.assign(); err != nil {
+		return err
+	}
+	l.followed = route
+	return nil
+}
+
+// assign begins in queues that are new: where the group has committed, or at the beginning.
+func (l *brokerLoop) assign() error {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	ours, err := l.broker.GetOffsets(ctx, &pb.GetOffsetsRequest{Group: l.group, Topic: l.topic})
+	if err != nil {
+		return err
+	}
+	for _, found := range ours.Queues {
+		l.begin(found, l.earliest)
+	}
 	known, err := l.broker.GetOffsets(ctx, &pb.GetOffsetsRequest{Group: l.group})
 	if err != nil {
 		return err
 	}
-	l.positions = map[queue]*position{}
-	for id := range l.queues {
-		l.seek(queue{l.topic, id}, 0, nil)
-	}
 	for _, found := range known.Queues {
 		// This broker's queue of %RETRY% is there once a message was sent back.
-		if found.Topic == l.retries().topic || (found.Topic == l.topic && !earliest) {
-			l.seek(queue{found.Topic, found.QueueId}, max(found.Offset, 0), found.Settled)
+		if found.Topic == l.retries().topic {
+			l.begin(found, false)
 		}
 	}
 	return nil
 }
 
-// seek goes on there; commit to make it last.
-func (l *brokerLoop) seek(q queue, offset int64, settled []int64) {
-	l.positions[q] = &position{next: offset, settled: map[int64]bool{}}
-	for _, each := range settled {
-		l.positions[q].settled[each] = true
+func (l *brokerLoop) begin(found *pb.OffsetResult, earliest bool) {
+	q := queue{found.Topic, found.QueueId}
+	if l.positions[q] != nil {
+		return
 	}
+	at := &position{topicID: found.TopicId, settled: map[int64]bool{}}
+	if !earliest {
+		at.next = max(found.Offset, 0)
+		for _, each := range found.Settled {
+			at.settled[each] = true
+		}
+	}
+	l.positions[q] = at
 }
 
 func (l *brokerLoop) retries() queue { return queue{"%RETRY%" + l.group, 0} }
 
 // pull is one long poll, and what it brought: processed, then committed.
-func (l *brokerLoop) pull(ctx context.Context) error {
+func (l *brokerLoop) pull() error {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
 	request := &pb.PullRequest{Group: l.group, WaitMs: waitMs}
 	for q, at := range l.positions {
-		request.Queues = append(request.Queues, &pb.QueuePull{Topic: q.topic, QueueId: q.id, Offset: at.next})
+		request.Queues = append(request.Queues,
+			&pb.QueuePull{Topic: q.topic, QueueId: q.id, TopicId: at.topicID, Offset: at.next})
 	}
 	answer, err := l.broker.Pull(ctx, request)
 	if err != nil {
@@ -130,22 +173,36 @@ func (l *brokerLoop) pull(ctx context.Context) error {
 	}
 	for _, pulled := range answer.Queues {
 		q := queue{pulled.Topic, pulled.QueueId}
-		if pulled.Error != nil { // one queue's: the others are fine
-			if err := l.refusal(q, pulled); err != nil {
-				return err
-			}
-			continue
-		}
-		count, err := l.consume(q, pulled)
-		if err != nil {
+		err := l.take(q, pulled)
+		if errors.Is(err, errGone) { // begin there again, if the topic was made anew
+			delete(l.positions, q)
+			l.followed = nil
+		} else if err != nil {
 			return err
 		}
-		l.positions[q].next = pulled.NextOffset
-		if err := l.commit(q); err != nil {
-			return err
-		}
-		l.processed <- count
 	}
+	return nil
+}
+
+// take does what an answer says of one queue.
+func (l *brokerLoop) take(q queue, pulled *pb.QueueRecords) error {
+	at := l.positions[q]
+	if e := pulled.Error; e != nil { // one queue's: the others are fine
+		if e.Code == pb.ErrorCode_OFFSET_OUT_OF_RANGE { // deleted by age, or beyond the end
+			at.next = max(pulled.MinOffset, min(at.next, pulled.MaxOffset))
+			return nil
+		}
+		return again(fmt.Sprint(q), e)
+	}
+	count, err := l.consume(q, pulled)
+	if err != nil {
+		return err
+	}
+	at.next = pulled.NextOffset
+	if err := l.commit(q); err != nil {
+		return err
+	}
+	l.processed <- count
 	return nil
 }
 
@@ -171,44 +228,60 @@ func (l *brokerLoop) consume(q queue, pulled *pb.QueueRecords) (count int, err e
 
 // sendBack gives a failed message back: stored for later and settled in one step.  Idempotent.
 func (l *brokerLoop) sendBack(q queue, offset int64, failure error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	answer, err := l.broker.SendBack(ctx, &pb.SendBackRequest{Group: l.group, Messages: []*pb.FailedMessage{{
-		Topic: q.topic, QueueId: q.id, Offset: offset, Error: failure.Error(), DelayMs: proto.Int64(retryDelayMs)}}})
-	if err != nil {
-		return err
-	}
-	if e := answer.Results[0].Error; e != nil {
-		return refused{fmt.Errorf("%v offset %d was not taken back: %s", q, offset, e.Message)}
-	}
-	if l.positions[l.retries()] == nil {
-		l.seek(l.retries(), 0, nil)
-	}
-	return nil
-}
-
-// commit stores how far the group is: the next offset to consume.
-func (l *brokerLoop) commit(q queue) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	answer, err := l.broker.CommitOffsets(ctx, &pb.CommitOffsetsRequest{Group: l.group, Commits: []*pb.OffsetCommit{{
-		Topic: q.topic, QueueId: q.id, Offset: l.positions[q].next}}})
-	if err == nil && answer.Queues[0].Error != nil {
-		fmt.Fprintf(os.Stderr, "%v not committed: %s\n", q, answer.Queues[0].Error.Message)
+	request := &pb.SendBackRequest{Group: l.group, Messages: []*pb.FailedMessage{{
+		Topic: q.topic, QueueId: q.id, TopicId: l.positions[q].topicID, Offset: offset,
+		Error: failure.Error(), DelayMs: proto.Int64(retryDelayMs)}}}
+	err := repeat(fmt.Sprintf("%v at %d was not taken back", q, offset), func(ctx context.Context) (*pb.Error, error) {
+		answer, err := l.broker.SendBack(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		return answer.Results[0].Error, nil
+	})
+	if err == nil && l.positions[l.retries()] == nil {
+		l.followed = nil // there is such a queue now
 	}
 	return err
 }
 
-// refusal handles an error in band.  Retryable says whether the same request can succeed later.
-func (l *brokerLoop) refusal(q queue, pulled *pb.QueueRecords) error {
-	switch e := pulled.Error; {
-	case e.Code == pb.ErrorCode_OFFSET_OUT_OF_RANGE: // deleted by age, or beyond the end
-		l.seek(q, max(pulled.MinOffset, min(l.positions[q].next, pulled.MaxOffset)), nil)
-	case e.Retryable:
-		time.Sleep(backoff)
-	default:
-		return refused{fmt.Errorf("%v: %s: %s", q, e.Code, e.Message)}
+// commit stores how far the group is: the next offset to consume.
+func (l *brokerLoop) commit(q queue) error {
+	request := &pb.CommitOffsetsRequest{Group: l.group, Commits: []*pb.OffsetCommit{{
+		Topic: q.topic, QueueId: q.id, TopicId: l.positions[q].topicID, Offset: l.positions[q].next}}}
+	return repeat(fmt.Sprintf("%v was not committed", q), func(ctx context.Context) (*pb.Error, error) {
+		answer, err := l.broker.CommitOffsets(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		return answer.Queues[0].Error, nil
+	})
+}
+
+// repeat calls until what is asked for is done, or refused for good, or the call as a whole fails.
+func repeat(what string, call func(context.Context) (*pb.Error, error)) error {
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		refusal, err := call(ctx)
+		cancel()
+		if err != nil || refusal == nil {
+			return err
+		}
+		if err := again(what, refusal); err != nil {
+			return err
+		}
 	}
+}
+
+// again returns nil, a moment later, where the same request can succeed now.
+func again(what string, e *pb.Error) error {
+	switch {
+	case e.Code == pb.ErrorCode_TOPIC_NOT_FOUND || e.Code == pb.ErrorCode_TOPIC_REPLACED:
+		return errGone // the topic was deleted, and perhaps made anew: what is known of its queues is over
+	case !e.Retryable:
+		return refused{fmt.Errorf("%s: %s: %s", what, e.Code, e.Message)}
+	}
+	fmt.Fprintf(os.Stderr, "%s: %s\n", what, e.Message)
+	time.Sleep(backoff)
 	return nil
 }
 
@@ -236,17 +309,35 @@ func main() {
 	left, err := strconv.Atoi(os.Args[4])
 	exitOn(err)
 	earliest := len(os.Args) > 5 && os.Args[5] == "earliest"
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	route, err := pb.NewNameserverClient(dial(nameserver)).GetRoute(ctx, &pb.GetRouteRequest{Topic: topic})
-	exitOn(err)
+	names := pb.NewNameserverClient(dial(nameserver))
 	processed := make(chan int)
-	for _, part := range route.Brokers {
-		loop := &brokerLoop{broker: pb.NewBrokerClient(dial(part.Address)), group: group, topic: topic,
-			queues: part.Queues, processed: processed}
-		go func() { exitOn(loop.run(earliest)) }()
+	loops := map[string]*brokerLoop{} // by broker
+	follow := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		defer cancel()
+		answer, err := names.GetRoute(ctx, &pb.GetRouteRequest{Topic: topic})
+		if len(loops) == 0 {
+			exitOn(err)
+		}
+		for _, route := range answer.GetBrokers() { // none after an error: go on with what is known
+			loop := loops[route.Broker]
+			if loop == nil {
+				loop = &brokerLoop{group: group, topic: topic, earliest: earliest, processed: processed,
+					positions: map[queue]*position{}}
+				loops[route.Broker] = loop
+				loop.route.Store(route)
+				go func() { exitOn(loop.run()) }()
+			}
+			loop.route.Store(route)
+		}
 	}
-	for left > 0 {
-		left -= <-processed
+	follow()
+	for routes := time.Tick(routeEvery); left > 0; {
+		select {
+		case count := <-processed:
+			left -= count
+		case <-routes:
+			follow()
+		}
 	}
 }

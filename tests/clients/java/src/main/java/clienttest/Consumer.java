@@ -19,13 +19,14 @@ import java.util.concurrent.TimeUnit;
  * <pre>Consumer NAMESERVER GROUP TOPIC COUNT [earliest]</pre>
  *
  * It reads every queue of a topic by hand (no membership: run one process a group), goes on where the group has
- * committed, prints each message as a JSON line, and ends after COUNT of them. {@code earliest} seeks to the beginning
- * first. A message whose body is "fail" is sent back the first time and comes again, a second later, through the
+ * committed, prints each message as a JSON line, and ends after COUNT of them. {@code earliest} begins at the beginning
+ * instead. A message whose body is "fail" is sent back the first time and comes again, a second later, through the
  * group's own topic %RETRY%GROUP.
  */
 public final class Consumer implements Runnable {
     private static final int WAIT_MS = 15_000; // how long a broker may park a pull that finds nothing; at most 30,000
     private static final int TIMEOUT_MS = 20_000; // of a call: longer than WAIT_MS
+    private static final int ROUTE_MS = 5_000; // how often to ask for brokers, addresses and queues that are new
     private static final long RETRY_DELAY_MS = 1_000;
     private static final long BACKOFF_MS = 500;
     private static final int ANSWER_BYTES = 16 << 20; // a pull answers up to 8 MiB
@@ -43,34 +44,42 @@ public final class Consumer implements Runnable {
     /** A queue of one broker. */
     private record Queue(String topic, int id) {}
 
-    /** Where the group stands in a queue; {@code settled} was sent back earlier and is to be skipped. */
+    /**
+     * Where the group stands in a queue. {@code topicId} tells the topic from a later one of its name and is said with
+     * each offset; {@code settled} was sent back earlier and is to be skipped.
+     */
     private static final class Position {
+        long topicId;
         long next;
         final Set<Long> settled = new HashSet<>();
     }
 
-    /** A refusal that would be the same again. */
+    /** A broker refuses for good; the same request would be refused again. */
     private static final class Refused extends RuntimeException {
-        Refused(Queue queue, String what, Error error) {
-            super(queue + " " + what + ": " + error.getCode() + ": " + error.getMessage());
+        Refused(String what, Error error) {
+            super(what + ": " + error.getCode() + ": " + error.getMessage());
         }
     }
 
-    private final ManagedChannel channel;
+    /** This topic is no more; another one may have its name. */
+    private static final class Gone extends Exception {}
+
     private final String group;
     private final String topic;
-    private final int queues;
     private final boolean earliest;
     private final Countdown done;
     private final Queue retries;
     private final Map<Queue, Position> positions = new HashMap<>();
+    private volatile BrokerQueues route; // main replaces it
+    private BrokerQueues followed; // null: look for queues
+    private ManagedChannel channel;
+    private String address = "";
 
     /** Consumes all queues that one broker has of the topic: one long poll for all of them. */
-    private Consumer(BrokerQueues part, String group, String topic, boolean earliest, Countdown done) {
-        this.channel = dial(part.getAddress());
+    private Consumer(BrokerQueues route, String group, String topic, boolean earliest, Countdown done) {
+        this.route = route;
         this.group = group;
         this.topic = topic;
-        this.queues = part.getQueues();
         this.earliest = earliest;
         this.done = done;
         this.retries = new Queue("%RETRY%" + group, 0);
@@ -81,7 +90,7 @@ public final class Consumer implements Runnable {
         try {
             while (true) {
                 try {
-                    if (positions.isEmpty()) assign();
+                    follow(route);
                     pull();
                 } catch (StatusRuntimeException e) { // the call as a whole failed; all of this may be repeated
                     System.err.println(e.getStatus()); // trailer `duemq-error-bin` holds a whole duemq.v1.Error
@@ -97,48 +106,64 @@ public final class Consumer implements Runnable {
         return BrokerGrpc.newBlockingStub(channel).withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS);
     }
 
-    /** Begins where the group has committed; a queue without an offset at the beginning. */
+    /** Does what is new in a route: an address where another replica leads, more queues. */
+    private void follow(BrokerQueues route) {
+        if (route.equals(followed)) return;
+        if (!route.getAddress().equals(address)) {
+            if (channel != null) channel.shutdownNow();
+            channel = dial(route.getAddress());
+            address = route.getAddress();
+        }
+        assign();
+        followed = route;
+    }
+
+    /** Begins in queues that are new: where the group has committed, or at the beginning. */
     private void assign() {
+        var ours = broker().getOffsets(GetOffsetsRequest.newBuilder().setGroup(group).setTopic(topic).build());
+        ours.getQueuesList().forEach(found -> begin(found, earliest));
         var known = broker().getOffsets(GetOffsetsRequest.newBuilder().setGroup(group).build());
-        for (int id = 0; id < queues; id++) seek(new Queue(topic, id), 0);
         for (OffsetResult found : known.getQueuesList()) {
             // This broker's queue of %RETRY% is there once a message was sent back.
-            boolean again = found.getTopic().equals(retries.topic);
-            if (again || (found.getTopic().equals(topic) && !earliest)) {
-                Queue queue = new Queue(found.getTopic(), found.getQueueId());
-                seek(queue, Math.max(found.getOffset(), 0)).settled.addAll(found.getSettledList());
-            }
+            if (found.getTopic().equals(retries.topic)) begin(found, false);
         }
     }
 
-    /** Goes on there; commit to make it last. */
-    private Position seek(Queue queue, long offset) {
-        Position position = new Position();
-        position.next = offset;
-        positions.put(queue, position);
-        return position;
+    private void begin(OffsetResult found, boolean earliest) {
+        Position at = new Position();
+        at.topicId = found.getTopicId();
+        if (!earliest) {
+            at.next = Math.max(found.getOffset(), 0);
+            at.settled.addAll(found.getSettledList());
+        }
+        positions.putIfAbsent(new Queue(found.getTopic(), found.getQueueId()), at);
     }
 
     /** One long poll, and what it brought: processed, then committed. */
     private void pull() throws InterruptedException {
         PullRequest.Builder request = PullRequest.newBuilder().setGroup(group).setWaitMs(WAIT_MS);
-        positions.forEach((queue, at) -> request.addQueues(
-                QueuePull.newBuilder().setTopic(queue.topic).setQueueId(queue.id).setOffset(at.next)));
+        positions.forEach((queue, at) -> request.addQueues(QueuePull.newBuilder()
+                .setTopic(queue.topic).setQueueId(queue.id).setTopicId(at.topicId).setOffset(at.next)));
         for (QueueRecords pulled : broker().pull(request.build()).getQueuesList()) {
             Queue queue = new Queue(pulled.getTopic(), pulled.getQueueId());
-            if (pulled.hasError()) { // one queue's: the others are fine
-                refused(queue, pulled);
-                continue;
+            try {
+                if (pulled.hasError()) { // one queue's: the others are fine
+                    refused(queue, pulled);
+                    continue;
+                }
+                int processed = consume(queue, pulled);
+                positions.get(queue).next = pulled.getNextOffset();
+                commit(queue);
+                done.count(processed);
+            } catch (Gone e) { // begin there again, if the topic was made anew
+                positions.remove(queue);
+                followed = null;
             }
-            int processed = consume(queue, pulled);
-            positions.get(queue).next = pulled.getNextOffset();
-            commit(queue);
-            done.count(processed);
         }
     }
 
     /** Processes the records of one queue; what fails is sent back before it is committed. */
-    private int consume(Queue queue, QueueRecords pulled) {
+    private int consume(Queue queue, QueueRecords pulled) throws InterruptedException, Gone {
         int processed = 0;
         var records = pulled.getRecords().getRecordsList().iterator();
         for (int run = 0; run < pulled.getRunOffsetsCount(); run++) {
@@ -158,35 +183,48 @@ public final class Consumer implements Runnable {
     }
 
     /** Gives a failed message back: stored for later and settled in one step. Idempotent. */
-    private void sendBack(Queue queue, long offset, String why) {
+    private void sendBack(Queue queue, long offset, String why) throws InterruptedException, Gone {
         var failed = FailedMessage.newBuilder().setTopic(queue.topic).setQueueId(queue.id).setOffset(offset)
-                .setError(why).setDelayMs(RETRY_DELAY_MS);
+                .setTopicId(positions.get(queue).topicId).setError(why).setDelayMs(RETRY_DELAY_MS);
         var request = SendBackRequest.newBuilder().setGroup(group).addMessages(failed).build();
-        var result = broker().sendBack(request).getResults(0);
-        if (result.hasError()) throw new Refused(queue, offset + " was not taken back", result.getError());
-        if (!positions.containsKey(retries)) seek(retries, 0);
+        while (true) {
+            var result = broker().sendBack(request).getResults(0);
+            if (!result.hasError()) break;
+            again(queue + " at " + offset + " was not taken back", result.getError());
+        }
+        if (!positions.containsKey(retries)) followed = null; // there is such a queue now
     }
 
     /** Stores how far the group is: the next offset to consume. */
-    private void commit(Queue queue) {
+    private void commit(Queue queue) throws InterruptedException, Gone {
+        Position at = positions.get(queue);
         var commit = OffsetCommit.newBuilder().setTopic(queue.topic).setQueueId(queue.id)
-                .setOffset(positions.get(queue).next);
+                .setTopicId(at.topicId).setOffset(at.next);
         var request = CommitOffsetsRequest.newBuilder().setGroup(group).addCommits(commit).build();
-        var result = broker().commitOffsets(request).getQueues(0);
-        if (result.hasError()) System.err.println(queue + " not committed: " + result.getError().getMessage());
+        while (true) {
+            var result = broker().commitOffsets(request).getQueues(0);
+            if (!result.hasError()) return;
+            again(queue + " was not committed", result.getError());
+        }
     }
 
-    /** An error in band. {@code retryable} says whether the same request can succeed later. */
-    private void refused(Queue queue, QueueRecords pulled) throws InterruptedException {
-        Error error = pulled.getError();
-        if (error.getCode() == ErrorCode.OFFSET_OUT_OF_RANGE) { // deleted by age, or beyond the end
-            long next = Math.min(positions.get(queue).next, pulled.getMaxOffset());
-            seek(queue, Math.max(pulled.getMinOffset(), next));
-        } else if (error.getRetryable()) {
-            Thread.sleep(BACKOFF_MS);
+    private void refused(Queue queue, QueueRecords pulled) throws InterruptedException, Gone {
+        if (pulled.getError().getCode() == ErrorCode.OFFSET_OUT_OF_RANGE) { // deleted by age, or beyond the end
+            Position at = positions.get(queue);
+            at.next = Math.max(pulled.getMinOffset(), Math.min(at.next, pulled.getMaxOffset()));
         } else {
-            throw new Refused(queue, "was refused", error);
+            again(queue + " was refused", pulled.getError());
         }
+    }
+
+    /** Returns, a moment later, where the same request can succeed now; else throws. */
+    private static void again(String what, Error error) throws InterruptedException, Gone {
+        // The topic was deleted, and perhaps made anew: what is known of its queues is over.
+        boolean gone = error.getCode() == ErrorCode.TOPIC_NOT_FOUND || error.getCode() == ErrorCode.TOPIC_REPLACED;
+        if (gone) throw new Gone();
+        if (!error.getRetryable()) throw new Refused(what, error);
+        System.err.println(what + ": " + error.getMessage());
+        Thread.sleep(BACKOFF_MS);
     }
 
     /** Tells {@code main} when enough messages were processed and committed, or why it is over. */
@@ -217,13 +255,27 @@ public final class Consumer implements Runnable {
     public static void main(String[] args) throws InterruptedException {
         boolean earliest = args.length > 4 && args[4].equals("earliest");
         Countdown done = new Countdown(Integer.parseInt(args[3]));
-        TopicRoute route = NameserverGrpc.newBlockingStub(dial(args[0]))
-                .withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS)
-                .getRoute(GetRouteRequest.newBuilder().setTopic(args[2]).build());
-        for (BrokerQueues part : route.getBrokersList()) {
-            new Thread(new Consumer(part, args[1], args[2], earliest, done)).start();
-        }
-        done.ended.await();
+        ManagedChannel names = dial(args[0]);
+        Map<String, Consumer> consumers = new HashMap<>(); // by broker
+        do {
+            try {
+                TopicRoute route = NameserverGrpc.newBlockingStub(names)
+                        .withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS)
+                        .getRoute(GetRouteRequest.newBuilder().setTopic(args[2]).build());
+                for (BrokerQueues part : route.getBrokersList()) {
+                    Consumer known = consumers.get(part.getBroker());
+                    if (known != null) {
+                        known.route = part;
+                        continue;
+                    }
+                    Consumer consumer = new Consumer(part, args[1], args[2], earliest, done);
+                    consumers.put(part.getBroker(), consumer);
+                    new Thread(consumer).start();
+                }
+            } catch (StatusRuntimeException e) {
+                if (consumers.isEmpty()) throw e; // else go on with what is known
+            }
+        } while (!done.ended.await(ROUTE_MS, TimeUnit.MILLISECONDS));
         if (done.why != null) System.err.println(done.why);
         System.exit(done.why == null ? 0 : 1);
     }
