@@ -21,6 +21,7 @@ from duemq_server.serving.settings import MemberSettings, ProcessSettings
 log = logging.getLogger(__name__)
 
 OPEN_FILES = 65_536
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 S = TypeVar("S", bound=ProcessSettings)
 
@@ -74,9 +75,14 @@ async def _with_signals(
     serve: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event
 ) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.add_signal_handler(number, stop.set)
-    await serve(stop)
+    try:
+        await serve(stop)
+    finally:
+        # uvloop's hears nothing while it stands still, as it does now and then until it is closed.
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: stop.set())
 
 
 class BeginAnew(Exception):

@@ -20,6 +20,11 @@ from duemq_server.storage.errors import DiskFailed
 
 lives, how = Path(sys.argv[1]), sys.argv[2]
 
+def signalled_between(loop, cancel_all_tasks=asyncio.runners._cancel_all_tasks):
+    assert not loop.is_running()
+    os.kill(os.getpid(), signal.SIGTERM)
+    cancel_all_tasks(loop)
+
 def signalled_after(task, stop):
     while not task.done():
         time.sleep(0.001)
@@ -35,6 +40,8 @@ async def serve(settings, stop):
     if how == "signalled":
         os.kill(os.getpid(), signal.SIGTERM)
         await stop.wait()
+    if how == "between":
+        asyncio.runners._cancel_all_tasks = signalled_between
     if how == "after":
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, signalled_after, asyncio.current_task(), stop)
@@ -94,9 +101,9 @@ async def test_a_process_that_begins_anew_is_the_same_with_the_same_arguments(
     assert "beginning anew: its time is over" in logged
 
 
-@pytest.mark.parametrize("how", ["signalled", "after"])
+@pytest.mark.parametrize("how", ["signalled", "between", "after"])
 async def test_who_is_told_to_stop_does_not_begin_anew(tmp_path: Path, how: str) -> None:
-    """Also if it is while the loop is closed."""
+    """Also if it is while the loop is closed, which runs a few times for that."""
     lives = tmp_path / "lives"
     _, status, logged = await live(lives, how)
     assert status == 0
