@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from duemq.consumer.delivery import concurrent
+from duemq.consumer.delivery.chunk_work import Caller, Work
 from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk
@@ -246,6 +247,50 @@ async def test_every_message_ends_in_one_way_however_often_workers_are_cut_off(m
             assert b.settler.offsets == sorted(failing)
     finally:
         logging.getLogger("duemq.consumer.delivery.concurrent").setLevel(logging.NOTSET)
+
+
+class Starved:
+    """A worker that has taken something, and gets no processor before it begins with it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.chosen = threading.Event()
+        self.go = threading.Event()
+        call = Caller.call
+
+        def starved(caller: Caller, work: Work) -> None:
+            if not self.chosen.is_set():
+                self.chosen.set()
+                assert self.go.wait(60)
+            call(caller, work)
+
+        monkeypatch.setattr(Caller, "call", starved)
+
+
+async def test_what_a_worker_was_cut_off_from_before_it_began_is_done(monkeypatch) -> None:
+    starved = Starved(monkeypatch)
+    done: list[int] = []
+    async with bench(lambda message: done.append(message.offset), threads=2) as b:
+        monkeypatch.setattr(concurrent, "CHUNK_S", 1.0)  # all in one chunk
+        b.pull(3)
+        await until(lambda: done == [1, 2])
+        starved.go.set()
+        await until(lambda: b.commit_point == 3)
+        assert done == [1, 2, 0]
+        assert b.source.pending.unfinished == 0
+
+
+async def test_what_timed_out_before_it_began_is_not_called_beside(monkeypatch) -> None:
+    starved = Starved(monkeypatch)
+    done: list[int] = []
+    settings = {"threads": 1, "processing_timeout_s": 0.1, "batch_messages_max": 3}
+    async with bench(done.extend, batch=True, **settings) as b:
+        b.pull(3)
+        await until(lambda: b.commit_point == 3)
+        assert b.settler.offsets == [0, 1, 2]
+        starved.go.set()
+        b.pull(3)
+        await until(lambda: b.commit_point == 6)
+    assert [message.offset for message in done] == [3, 4, 5]
 
 
 # --- hanging ----------------------------------------------------------------------------------

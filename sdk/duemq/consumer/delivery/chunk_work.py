@@ -51,10 +51,10 @@ class Work:
         """Index of the first message that was not tried before."""
         self.indices = indices
         self.backoff = backoff
-        """Of what failed before and could not be sent back."""
+        """Of what failed and could not be sent back."""
         self.running = False
         self.failures: list[dict[int, BaseException]] = []
-        """What was not done, by index, and why; one for each call.  The worker appends."""
+        """What was not done, by index, and why; one a call.  The worker appends."""
         self.finished: Indices = ()
         """What was tried again, and is done."""
         self.seconds = 0.0
@@ -63,9 +63,9 @@ class Work:
         self.heard = 0
         """So many failures were dealt with."""
         self.cut: int | None = None
-        """Index of the message that is all that is left to the worker: another has the rest."""
+        """Index of the message that alone is left to the worker: another has the rest."""
         self.abandoned = False
-        """It took too long: its result is not of interest any more."""
+        """It took too long: its result counts no more."""
 
     @property
     def pending(self) -> ProcessQueue[Message]:
@@ -82,7 +82,9 @@ class Caller(Calling):
     """Calls the callback with what a work holds."""
 
     def call(self, work: Work) -> None:
-        """For threads: walks through the work."""
+        """For threads: walks through the work, unless it timed out before it began."""
+        if work.abandoned:
+            return
         began = monotonic()
         try:
             if work.indices is not None:

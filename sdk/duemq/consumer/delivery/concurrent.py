@@ -107,7 +107,9 @@ class ConcurrentDispatcher(Dispatcher[Work]):
         for index in _finished_aside(work):
             chunk.finish_aside(index)
         self._hear_failures(work)
-        if work.indices is None and work.cut is None:
+        if work.cut is not None and work.walk.next == work.cut:  # it had not even begun
+            self._submit(Work(source, chunk, (work.cut,)))
+        elif work.indices is None and work.cut is None:
             self._learn(work)
             self._go_on(source, chunk)  # it was stopped a moment too late to be cut off
         source.pending.settle(chunk)
@@ -291,7 +293,7 @@ def _finished_aside(work: Work) -> Indices:
     """Of messages that are set aside in the chunk, those that this work has done."""
     if work.indices is not None:
         return work.finished
-    if work.cut is None or work.walk.next == work.cut:  # or it was dropped before it began
+    if work.cut is None or work.walk.next == work.cut:
         return ()
     return () if any(work.cut in failed for failed in work.failures) else (work.cut,)
 
