@@ -141,7 +141,9 @@ class Broker:
                 formers=self._leading.leader.record.formers if self._leading is not None else (),
                 tls=self.settings.tls,
             )
-            await self.registration.check_free()
+            known_to = await self.registration.check_free()
+            if lead is None:
+                await asyncio.to_thread(self._leave_out_lost, known_to)
         except BaseException:
             store.close()
             raise
@@ -188,6 +190,18 @@ class Broker:
             segment_bytes=self.settings.segment_bytes,
             unsynced_boot=_boot_id() if self.settings.flush_mode == "async" else b"",
         )
+
+    def _leave_out_lost(self, known_to: int) -> None:
+        """Offsets that a newer copy of this data gave out, as nameservers know."""
+        data_dir, end = self.settings.data_dir, self.store.log.end_position
+        if known_to > end:
+            log.error(
+                "the log ends at %d here, and went on to %d when nameservers heard of it last: this"
+                " is an older copy, or has lost its end",
+                end,
+                known_to,
+            )
+            recovery.leave_out_lost(self.store, known_to, data_dir, self._disk)
 
     def _wire(self, opened: Opened) -> None:
         settings, server, store = self.settings, self.server, opened.store
@@ -308,6 +322,7 @@ class Broker:
             ],
             replicas=replicas,
             epoch=max((each.epoch for each in replicas), default=0),
+            log_end=self.store.log.durable_position if self._lead is None else 0,
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -16,6 +16,7 @@ Invariants:
 - An instance that vanished is *lost* until one of its name comes back, or LOST_MAX others were lost
   after it, or `lost_kept_ms` have passed: what it has is missing from the answers of the others,
   unless an operator has given it up (`forget`).
+- Where a store's log ended is remembered beyond the life of its broker, for who comes with a copy.
 - A registry that has just started knows half of the cluster: until `ready_at_ms` it answers
   nothing.
 """
@@ -45,6 +46,8 @@ GONE_MAX = 2 * INSTANCES_MAX
 LOST_MAX = 256
 # Topics of all of them, remembered to tell who gives one up.
 LOST_TOPICS_MAX = 50_000
+# Stores of which is remembered where their log ends, also long after they were lost.
+LOG_ENDS_MAX = 2 * INSTANCES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Registry:
     """Who said last that a store is its own."""
     _gone: dict[_Key, _Gone] = field(default_factory=dict)
     _lost: dict[_Key, Lost] = field(default_factory=dict)  # the oldest first
+    _log_ends: dict[int, int] = field(default_factory=dict)  # by store; told lately last
     _routes: Routes = field(init=False)
 
     def __post_init__(self, journal_topics_max: int, routes_bytes_max: int) -> None:
@@ -180,6 +184,18 @@ class Registry:
         if known is None or known.version != version or known.report != report:
             self._routes.replace(known.report if known else None, report)
         return True
+
+    def note_log_end(self, store_id: int, log_end: int) -> None:
+        """Of a report that was taken in: how far the store's log goes; 0: it does not say."""
+        if store_id and log_end:
+            self._log_ends.pop(store_id, None)
+            self._log_ends[store_id] = log_end
+            if len(self._log_ends) > LOG_ENDS_MAX:
+                del self._log_ends[next(iter(self._log_ends))]
+
+    def log_end(self, store_id: int) -> int:
+        """As `note_log_end` was told last; 0: never."""
+        return self._log_ends.get(store_id, 0)
 
     def deregister(
         self, kind: type[Report], name: str, version: Version, now_ms: int, store_id: int = 0

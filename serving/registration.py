@@ -3,7 +3,8 @@
 One task a nameserver, so that a dead or slow one holds up no other.  A failed heartbeat is repeated
 soon (jittered, a third of the period at the longest), so that a nameserver that comes back knows
 everybody before it calls itself ready.  The version (epoch, counter) counts the changes of the
-report; how far replicas lag is told with the next heartbeat and makes no new version.
+report; how far replicas lag, and where a log ends, is told with the next heartbeat and makes no new
+version.
 
 A name belongs to one store while its process lives.  An instance that is refused for that must not
 go on, unless a nameserver took it in before and the other one is younger: then that one goes.
@@ -36,7 +37,7 @@ SPREAD = (0.7, 0.9)
 # A report holds this many periods without another.
 EXPIRY_PERIODS = 3
 
-# Of a replica's report, what the nameservers do not take for a change either.
+# Of a replica's report, what the nameservers do not take for a change either; as a log's end.
 REPLICA_FIGURES = ("lag_bytes", "lag_s", "since_ms", "reason")
 
 Report = nameserver_pb2.BrokerReport | nameserver_pb2.TimerReport
@@ -88,14 +89,18 @@ class Registration:
             name = f"registration {address}"
             self._tasks.append(asyncio.create_task(self._keep(address), name=name))
 
-    async def check_free(self) -> None:
+    async def check_free(self) -> int:
         """Asks every nameserver within reach, before anything is served.
 
+        Returns how far the store's log went, as the last process with it told; 0: not known.
         Raises InvalidArgument if another store has the name and its process lives.
         """
-        for taken in await asyncio.gather(*map(self._holder, self._nameservers)):
-            if taken is not None:
-                raise taken
+        known = 0
+        for address, answer in await asyncio.gather(*map(self._ask_first, self._nameservers)):
+            if answer.HasField("taken_by") and answer.taken_by.store_id not in self._formers:
+                raise self._taken(answer.taken_by, address)
+            known = max(known, answer.known_log_end)
+        return known
 
     def changed(self) -> None:
         """The report may be another now: tell every nameserver at once."""
@@ -116,18 +121,15 @@ class Registration:
             await asyncio.gather(*map(self._deregister, self._nameservers))
         self.refused.cancel()
 
-    async def _holder(self, address: str) -> InvalidArgument | None:
+    async def _ask_first(self, address: str) -> tuple[str, nameserver_pb2.RegisterResponse]:
         try:
             async with channel.connect(address, self._tls) as connection:
                 stub = stubs.NameserverStub(connection)
-                request = self._request(dry_run=True)
-                answer = await status.answer(stub.Register(request, timeout=CHECK_TIMEOUT_S))
+                call = stub.Register(self._request(dry_run=True), timeout=CHECK_TIMEOUT_S)
+                return address, await status.answer(call)
         except DuemqError as error:
             log.info("nameserver %s not asked for the name: %s", address, error)
-            return None
-        if not answer.HasField("taken_by") or answer.taken_by.store_id in self._formers:
-            return None
-        return self._taken(answer.taken_by, address)
+            return address, nameserver_pb2.RegisterResponse()
 
     def _taken(self, by: nameserver_pb2.Holder, address: str) -> InvalidArgument:
         name = self._last.name if self._last is not None else ""
@@ -161,7 +163,7 @@ class Registration:
         report = self._report()
         lasting = _lasting(report)
         if lasting != self._last:
-            self._last = _copy(lasting)
+            self._last = lasting
             self._version.counter += 1
         expiry_ms = int(self._period_s * 1000 * EXPIRY_PERIODS)
         request = nameserver_pb2.RegisterRequest(
@@ -236,17 +238,12 @@ class Registration:
             log.info("nameserver %s not told of the stop: %s", address, error)
 
 
-def _copy(report: Report) -> Report:
-    copy = type(report)()
-    copy.CopyFrom(report)  # type: ignore[arg-type]
-    return copy
-
-
 def _lasting(report: Report) -> Report:
-    """The report without what differs from one heartbeat to the next."""
-    if not report.replicas:
-        return report
-    lasting = _copy(report)
+    """A copy of the report without what differs from one heartbeat to the next."""
+    lasting = type(report)()
+    lasting.CopyFrom(report)  # type: ignore[arg-type]
+    if isinstance(lasting, nameserver_pb2.BrokerReport):
+        lasting.ClearField("log_end")
     for replica in lasting.replicas:
         for figure in REPLICA_FIGURES:
             replica.ClearField(figure)

@@ -23,13 +23,13 @@ out of their queues for good, so that nobody takes a new message for one that wa
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.queues import QueueTable, sync_all
+from duemq_server.broker.store.queues import Queue, QueueTable, sync_all
 from duemq_server.broker.store.replay import Replay
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -51,6 +51,8 @@ UNSYNCED = "unsynced"
 EPOCH = b" epoch "
 """In the value of that, before the last epoch of a log that had replicas."""
 REBUILDING = "rebuilding"
+# What may have come behind what nameservers were told last, a heartbeat's time before the end.
+UNTOLD_BYTES = 1 << 30
 # Queues that are named one by one when something is lost.
 NAMED_MAX = 20
 
@@ -274,23 +276,41 @@ class Opening:
             timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self.settings.timer_queues)
             self.tables.put_topic(timer_topic)
         skipped = self.tables.skip_lost(state, since_checkpoint, since_end)
-        for queue, offset in skipped[:NAMED_MAX]:
-            log.error(
-                "%s/%d: up to %d messages from offset %d on are lost; the next one gets offset %d",
-                *queue.key,
-                queue.next_offset - offset,
-                offset,
-                queue.next_offset,
-            )
-        if skipped:
-            log.error(
-                "the log ends at %d and may have gone on to %d:"
-                " offsets that are lost in %d queues are not given again",
-                end,
-                lost_to,
-                len(skipped),
-            )
+        _tell_lost(skipped, end, lost_to)
         return bool(skipped)
+
+
+def leave_out_lost(store: Store, known_to: int, data_dir: str, disk: Disk) -> None:
+    """This data is from an older copy: the log once went on to `known_to`, and further.
+
+    As `Opening.skip_lost`, of a store that was opened and has taken nothing yet.  Raises DiskFull,
+    DiskFailed.
+    """
+    end, lost_to = store.log.end_position, known_to + UNTOLD_BYTES
+    skipped = store.tables.skip_lost(None, 0, (lost_to - end) // frame.RECORD_BYTES_MIN)
+    _tell_lost(skipped, end, lost_to)
+    take_checkpoint(data_dir, disk, store.log, store.tables, end)
+    store.next_start = end
+    store.timers_given.update(store.tables.timer_ends())
+
+
+def _tell_lost(skipped: Sequence[tuple[Queue, int]], end: int, lost_to: int) -> None:
+    for queue, offset in skipped[:NAMED_MAX]:
+        log.error(
+            "%s/%d: up to %d messages from offset %d on are lost; the next one gets offset %d",
+            *queue.key,
+            queue.next_offset - offset,
+            offset,
+            queue.next_offset,
+        )
+    if skipped:
+        log.error(
+            "the log ends at %d and may have gone on to %d:"
+            " offsets that are lost in %d queues are not given again",
+            end,
+            lost_to,
+            len(skipped),
+        )
 
 
 def drop_before(tables: Tables, position: int) -> None:

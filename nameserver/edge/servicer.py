@@ -31,6 +31,7 @@ from duemq_server.serving.settings import check_address, check_name
 from duemq_server.serving.unsent import Unsent
 
 EXPIRY_MS_MAX = 3_600_000
+LOG_END_MAX = 1 << 60
 # Of a WatchRoutes request.
 WATCHED_TOPICS_MAX = 10_000
 # Of a report: more than a group has.
@@ -83,9 +84,12 @@ class NameserverServicer:
         if holder is not None:
             return pb.RegisterResponse(accepted=False, taken_by=_holder(holder, now_ms))
         if request.dry_run:
-            return pb.RegisterResponse(accepted=True)
+            known = self._registry.log_end(report.store_id)
+            return pb.RegisterResponse(accepted=True, known_log_end=known)
         before = self._registry.revision
         accepted = self._registry.register(version, report, now_ms, request.expiry_ms)
+        if accepted:
+            self._registry.note_log_end(report.store_id, request.broker.log_end)
         self._wake_after(before)
         return pb.RegisterResponse(accepted=accepted)
 
@@ -311,6 +315,7 @@ def _report_of(request: pb.RegisterRequest) -> Report:
     replicas = _replicas_of(kind, getattr(request, kind).replicas)
     if kind == "broker":
         broker = request.broker
+        checks.between("broker.log_end", broker.log_end, 0, LOG_END_MAX)
         topics = _topics_of(broker)
         return BrokerReport(name, address, topics, broker.store_id, replicas, broker.epoch)
     timer = request.timer

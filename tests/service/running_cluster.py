@@ -153,6 +153,11 @@ def await_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cluster_client.Client, "call", called)
 
 
+def no_log_ends_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a nameserver that has just started: a broker with an older copy hears nothing there."""
+    monkeypatch.setattr(Registry, "log_end", lambda registry, store_id: 0)
+
+
 def soon_given_up(monkeypatch: pytest.MonkeyPatch, away: str) -> None:
     """Questions of admin clients to this broker end soon; others may take as long as they need."""
     at = Asker.at

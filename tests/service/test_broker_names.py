@@ -66,8 +66,8 @@ async def test_a_copy_of_a_brokers_data_does_not_serve_under_another_name(
 async def test_one_that_comes_later_to_its_nameserver_ends(cluster, tmp_path, monkeypatch) -> None:
     """It could not ask before it served: the nameservers were out of reach."""
 
-    async def unasked(self) -> None:
-        pass
+    async def unasked(self) -> int:
+        return 0
 
     monkeypatch.setattr("duemq_server.serving.registration.Registration.check_free", unasked)
     async with second(cluster, tmp_path / "other") as (broker, _):

@@ -394,6 +394,31 @@ async def test_a_nameserver_that_says_nothing_does_not_keep_a_start_from_its_nam
         await Registration([silent, nameserver.address], 0.2, 1, broker).check_free()
 
 
+async def test_a_start_is_told_how_far_the_log_of_its_store_went(nameserver, stub, patient_check):
+    def of(store_id, log_end=0):
+        return pb.BrokerReport(name="a", address="a:1", store_id=store_id, log_end=log_end)
+
+    async def known(store_id):
+        return await Registration([nameserver.address], 0.2, 9, lambda: of(store_id)).check_free()
+
+    assert await known(1) == 0
+    async with registered(lambda: of(1, 1_000), [nameserver.address]):
+        await until(lambda: nameserver.registry.log_end(1) == 1_000)
+        assert await known(1) == 1_000
+    assert await known(1) == 1_000
+    await stub.Register(register(of(1, 900), epoch=2))
+    revision = nameserver.registry.revision
+    await stub.Register(register(of(1, 910), epoch=2))
+    assert nameserver.registry.revision == revision
+    assert await known(1) == 910
+
+
+async def test_the_end_of_a_log_that_no_log_has_is_refused(stub):
+    report = pb.BrokerReport(name="a", address="a:1", log_end=(1 << 60) + 1)
+    with pytest.raises(errors.InvalidArgument, match="log_end"):
+        await status.answer(stub.Register(register(report)))
+
+
 async def test_a_name_whose_holder_claims_an_absurd_start_is_refused_alike(
     nameserver, stub, patient_check
 ):

@@ -1,4 +1,7 @@
-"""A broker or a timer shard that goes on with an older copy of its data directory."""
+"""A broker or a timer shard that goes on with an older copy of its data directory.
+
+Where no nameserver knows how far the broker's log went; else: test_older_copies.py.
+"""
 
 import shutil
 import time
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import Cluster, no_log_ends_known, running_cluster, until
 from tests.service.test_timer_service import (
     HOUR_MS,
     TOPIC,
@@ -43,7 +46,8 @@ async def told_and_remedied(cluster: Cluster, tmp_path: Path, count: int) -> Non
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    no_log_ends_known(monkeypatch)
     async with running_cluster(tmp_path, "b0", timer_queues=1) as running:
         await running.create_topic(TOPIC, queues=2)
         yield running

@@ -18,7 +18,13 @@ from duemq_server.timer_service.edge import cancel_requests
 from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.settings import Settings
 from tests.service.running_broker import batch
-from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
+from tests.service.running_cluster import (
+    HEARTBEAT_S,
+    Cluster,
+    no_log_ends_known,
+    running_cluster,
+    until,
+)
 
 TOPIC = "orders"
 HOUR_MS = 3_600_000
@@ -321,9 +327,10 @@ async def test_offsets_are_committed_once_durable(cluster: Cluster, tmp_path: Pa
 
 
 async def test_a_broker_from_an_older_copy_gives_no_offset_again(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shard would take what comes for what it has taken over, and never deliver it."""
+    no_log_ends_known(monkeypatch)
     data, copy = tmp_path / "b0", tmp_path / "copy"
     async with running_shard(cluster, tmp_path) as shard:
         [first] = await send(cluster, [b"old"], [HOUR_MS], queue_id=1)

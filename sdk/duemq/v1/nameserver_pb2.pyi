@@ -65,20 +65,22 @@ class ReplicaReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[ReplicaRole, str]] = ..., in_sync: bool = ..., epoch: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_s: _Optional[float] = ..., address: _Optional[str] = ..., since_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BrokerReport(_message.Message):
-    __slots__ = ("name", "address", "topics", "store_id", "replicas", "epoch")
+    __slots__ = ("name", "address", "topics", "store_id", "replicas", "epoch", "log_end")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     topics: _containers.RepeatedCompositeFieldContainer[TopicQueues]
     store_id: int
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     epoch: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    log_end: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ...) -> None: ...
 
 class TimerReport(_message.Message):
     __slots__ = ("name", "address", "shard", "shards", "store_id", "replicas", "epoch", "key_shards")
@@ -127,12 +129,14 @@ class Holder(_message.Message):
     def __init__(self, address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., store_id: _Optional[int] = ..., heard_ago_ms: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("accepted", "taken_by")
+    __slots__ = ("accepted", "taken_by", "known_log_end")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_BY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_LOG_END_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     taken_by: Holder
-    def __init__(self, accepted: bool = ..., taken_by: _Optional[_Union[Holder, _Mapping]] = ...) -> None: ...
+    known_log_end: int
+    def __init__(self, accepted: bool = ..., taken_by: _Optional[_Union[Holder, _Mapping]] = ..., known_log_end: _Optional[int] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("version", "broker", "timer", "store_id")

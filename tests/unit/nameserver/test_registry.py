@@ -443,6 +443,13 @@ def replicated(*replicas, epoch=3):
     return BrokerReport("a", "a:1", store_id=7, replicas=replicas, epoch=epoch)
 
 
+def test_the_ends_of_so_many_logs_are_remembered_those_told_last(registry, monkeypatch):
+    monkeypatch.setattr(module, "LOG_ENDS_MAX", 2)
+    for store_id, log_end in ((1, 10), (2, 20), (1, 15), (0, 99), (2, 0), (3, 30)):
+        registry.note_log_end(store_id, log_end)
+    assert [registry.log_end(store_id) for store_id in range(4)] == [0, 15, 0, 30]
+
+
 def test_a_lag_is_taken_over_and_wakes_nobody(registry):
     leader = ReplicaReport("a", LEADS, True, 3, "a:1", since_ms=10)
     registry.register(OLD, replicated(leader, ReplicaReport("b", FOLLOWS, True, 3, "b:1")), 0)
