@@ -197,3 +197,31 @@ def test_too_many_open_files_are_waited_for(
         assert await counted in {0, 1}  # before the job was through, or behind it
 
     run(loop, main)
+
+
+def test_of_two_cancels_that_come_at_once_one_passes(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job can stand behind: another one would be forgotten, and shift all anew if repeated."""
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        quiet.world.fill_disk(Limits().free_bytes_min - 1)
+        change = quiet.shard.bulk.change
+        waits = asyncio.create_task(change(ID, SHIFT, 600.0))
+        await loop.silence(5)
+        cancels = [(b"%d" % n * 16, ALL._replace(topic=f"other{n}")) for n in (1, 2)]
+        passed, not_yet = await asyncio.gather(*(change(*each, 2.0) for each in cancels))
+        assert passed is not None
+        assert passed.over_ms
+        assert not_yet is None
+        asked_again = await change(*cancels[1], 2.0)
+        assert asked_again is not None
+        assert asked_again.over_ms
+        quiet.world.free_disk()
+        done = await waits
+        assert done is not None
+        assert (done.count, bool(done.over_ms)) == (1, True)
+
+    run(loop, main)
