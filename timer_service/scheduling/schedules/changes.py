@@ -205,7 +205,7 @@ def apply(
     now_ms: int,
     topics: Sequence[str] | None = None,
 ) -> None:
-    """What a RECUR entry says; its frames lie at `home` of the log.  `topics` as `keyed_state`'s."""
+    """What a RECUR entry says; its frames lie at `home`; `topics` as `keyed_state.apply`'s."""
     gone = [(each.source, each.offset) for each in (*changed.cancelled, *changed.replaced)]
     scheduler.schedules.take_away(gone)
     keyed_state.apply(scheduler, changed, home, now_ms, topics=topics)
