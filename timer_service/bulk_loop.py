@@ -101,7 +101,9 @@ class BulkLoop:
             if self._halted:
                 raise Unavailable("this timer service stops, or does not lead any more")
             first = jobs.open or jobs.behind
-            if first is not None and not (self._short and which.may_pass(first.which)):
+            # The one that waits has not heard yet that another one passed it, if there is one.
+            short = self._short and jobs.behind is None
+            if first is not None and not (short and which.may_pass(first.which)):
                 if self._task is None:  # its end would be waited for in vain
                     raise Unavailable(
                         "a job of this timer service has failed, or waits for its start"

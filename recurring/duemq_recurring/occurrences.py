@@ -118,8 +118,8 @@ class Occurrences:
         return found if found is not None and found <= of.until_ms else None
 
     def _jitter(self, at_ms: int) -> int:
-        """The same for the same occurrence; never so much that the next one comes first."""
-        window = self._of.jitter_ms
+        """The same for the same occurrence; never so late as the next one, or the end."""
+        window = min(self._of.jitter_ms, END_MS - at_ms)
         if not window:
             return 0
         following = self._next(at_ms)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -33,6 +33,7 @@ _EPOCH = datetime(1970, 1, 1)
 _SECOND = timedelta(seconds=1)
 _REACH_S = 26 * 3600  # no clock was ever set by more than a day
 END_S = 253_402_214_400  # 9999-12-31: the calendar ends a day later, in any zone
+_SOUGHT_S = 50 * 366 * 24 * 3600  # nothing for so long: nothing comes
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,3}")
 _NOT_OF_THE_WORLD = frozenset(("localtime", "posixrules", "Factory"))
 
@@ -72,22 +73,38 @@ class WallClock:
             return None
         best = None
         start_s = after_s + self._offset_at(after_s) - self._margin(after_s)
-        for local in self._cron.local_times(_EPOCH + start_s * _SECOND):
-            local_s = (local - _EPOCH) // _SECOND
-            if local_s >= END_S:
-                break
-            before, behind = (self._offset(local.replace(fold=fold)) for fold in (0, 1))
-            earliest = local_s - max(before, behind)  # no later wall time comes sooner
+        for earliest, instants in self._from(start_s):
             if best is not None and earliest >= best:
                 break
-            for instant in self._instants(local_s, before, behind):
+            for instant in instants:
                 if instant > after_s and (best is None or instant < best):
                     best = instant
             if best is not None and earliest >= best:
                 break
         return best
 
-    def _instants(self, local_s: int, before: int, behind: int) -> Iterable[int]:
+    def _from(self, start_s: int) -> Iterator[tuple[int, Sequence[int]]]:
+        """The instants of wall times, in their order; no later wall time comes before the first.
+
+        What does not exist and is left out may be thousands of wall times, year after year.
+        """
+        end_s = min(start_s + _SOUGHT_S, END_S)
+        gap = True
+        while gap:
+            gap = False
+            for local in self._cron.local_times(_EPOCH + start_s * _SECOND):
+                local_s = (local - _EPOCH) // _SECOND
+                if local_s >= end_s:
+                    return
+                before, behind = (self._offset(local.replace(fold=fold)) for fold in (0, 1))
+                instants = self._instants(local_s, before, behind)
+                if not instants:
+                    start_s = self._change(local_s - behind, local_s - before) + behind
+                    gap = True
+                    break
+                yield local_s - max(before, behind), instants
+
+    def _instants(self, local_s: int, before: int, behind: int) -> Sequence[int]:
         if before == behind:
             return (local_s - before,)
         twice = before > behind

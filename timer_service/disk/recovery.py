@@ -196,7 +196,7 @@ class Recovery(DispatchedTimers):
             )
             marks, counts = np.unique(table["topic"][mine], return_counts=True)
             for mark, count in zip(marks.tolist(), counts.tolist(), strict=True):
-                scheduler.topics.gone_marked(mark, unmet=unmet, count=count)
+                scheduler.topics.gone(mark, unmet=unmet, count=count)
         scheduler.ledger.cancelled += len(table)
 
     def _bulk(self, entry: Entry) -> None:

@@ -29,8 +29,9 @@ class BulkRequests:
         """Raises DuemqErrors, as of the rpc."""
         which = which_of(request)
         self._links.check_may_serve()
-        if which.to_topic:
-            await topic_queues(self._links, which.to_topic)
+        known = self._shard.scheduler.bulk.find(request.request_id)
+        if which.to_topic and (known is None or request.dry_run):
+            await topic_queues(self._links, which.to_topic)  # of a repeat it may be gone by now
         if request.dry_run:
             count = await self._shard.bulk.count(which)
             return timer_pb2.ChangePendingResponse(count=count, over=True)

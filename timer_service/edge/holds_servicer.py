@@ -14,6 +14,7 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.bulk_requests import request_of
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.holding import changes
+from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.hold_entry import ALL, DROP_OLDER, NEWEST
 
@@ -62,11 +63,13 @@ class TimerHoldsServicer:
             response.was_held = await self._shard.change(resume, makes_room=True)
         else:
             older_ms = request.older_than_ms
-            some = partial(
-                changes.resume_some, topic=topic, prefix=prefix, policy=policy, older_ms=older_ms
-            )
+
+            def some(scheduler: Scheduler, now_ms: int) -> bool:
+                held = changes.resume_some(scheduler, now_ms, topic, prefix, policy, older_ms)
+                self._shard.resuming.start()  # whoever asked may be gone before it is durable
+                return held
+
             response.was_held = await self._shard.change(some, makes_room=True)
-            self._shard.resuming.start()
             hold = self._shard.scheduler.holds.get(topic, prefix)
             if hold is not None:
                 response.done = await self._shard.resuming.wait(hold, DROP_S)

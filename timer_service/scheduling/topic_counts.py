@@ -142,12 +142,19 @@ class TopicCounts:
             ledger.cancelled += count
             ledger.unmet += count if unmet else 0
 
-    def gone_marked(
-        self, mark: int, *, unmet: bool, replaced: bool = False, count: int = 1
+    def gone(
+        self, which: str | int, *, unmet: bool, replaced: bool = False, count: int = 1
     ) -> None:
-        """Timers were cancelled or replaced, as the log tells of them; `unmet` as `cancelled`."""
-        self._learn()
-        topic = self._marked.get(mark)
+        """Timers of a topic were cancelled or replaced; `unmet` as `cancelled`.
+
+        `which`: its name, or, at a start, what the log calls it: that may be several topics' name.
+        """
+        topic: str | None
+        if isinstance(which, str):
+            topic = which
+        else:
+            self._learn()
+            topic = self._marked.get(which)
         if topic is None:
             self.in_doubt = self.in_doubt or ("replaced" if replaced else "cancelled")
             return
@@ -157,7 +164,7 @@ class TopicCounts:
         ledger.unmet += count if unmet else 0
 
     def dropped_marked(self, mark: int) -> None:
-        """One that `gone_marked` counted as cancelled was dropped."""
+        """One that `gone` counted as cancelled was dropped."""
         topic = self._marked.get(mark)
         if topic is not None:
             self.of(topic).cancelled -= 1

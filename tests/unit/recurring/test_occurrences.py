@@ -9,6 +9,7 @@ from duemq.errors import InvalidArgument
 from duemq_recurring.cron import Cron
 from duemq_recurring.occurrences import (
     END_MS,
+    EVERY_MS_MAX,
     Occurrence,
     Occurrences,
     Recurrence,
@@ -108,6 +109,12 @@ def test_jitter_is_never_early_and_never_passes_the_next(
         assert one.at_ms <= one.due_ms <= one.at_ms + jitter_ms
         assert one.due_ms < following.at_ms
     assert found == list(itertools.islice(of(spec, name).following(NOON_MS), 20))
+
+
+def test_jitter_does_not_pass_the_end_of_the_calendar() -> None:
+    """No message may be due then: nobody could list it."""
+    last = Recurrence(every_ms=1_000, from_ms=END_MS, jitter_ms=EVERY_MS_MAX)
+    assert of(last).after(0) == Occurrence(END_MS, END_MS)
 
 
 def test_jitter_spreads_names_and_occurrences() -> None:

@@ -4,6 +4,7 @@ DST_TRANSITIONS=all: all that differ, of all zones, 2000 to 2040.
 """
 
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -123,6 +124,27 @@ def test_the_four_policies_where_clocks_go_forward_and_back() -> None:
         Dst.TWICE: [first, second],
         Dst.SHIFT: [first],
     }
+
+
+NOW_S = 1_780_000_000
+
+
+class Counted(Cron):
+    """Says how many wall times were looked at."""
+
+    looked_at = 0
+
+    def local_times(self, start: datetime) -> Iterator[datetime]:
+        for each in super().local_times(start):
+            self.looked_at += 1
+            yield each
+
+
+def test_that_nothing_ever_comes_is_known_soon() -> None:
+    """Each of these is in the hour that the clocks leave out; all wait for who asks."""
+    cron = Counted("*/20 2 * 3 7L")
+    assert WallClock(cron, zone_of("Europe/Berlin"), Dst.SKIP).after(NOW_S) is None
+    assert cron.looked_at < 100
 
 
 def test_six_fields_count_seconds() -> None:

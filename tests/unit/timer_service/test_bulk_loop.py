@@ -1,11 +1,16 @@
 """Jobs on what is pending, between other work: while there is no room."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
+from duemq.errors import TopicNotFound
+from duemq.v1.timer_pb2 import ChangePendingRequest
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import bulk_loop
+from duemq_server.timer_service.edge.broker_links import BrokerLinks
+from duemq_server.timer_service.edge.bulk_requests import BulkRequests, which_of
 from duemq_server.timer_service.far import bodies
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.timers.limits import Limits
@@ -195,5 +200,67 @@ def test_too_many_open_files_are_waited_for(
         assert done is not None
         assert (done.count, done.problem) == (1, "")
         assert await counted in {0, 1}  # before the job was through, or behind it
+
+    run(loop, main)
+
+
+def test_of_two_cancels_that_come_at_once_one_passes(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job can stand behind: another one would be forgotten, and shift all anew if repeated."""
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        quiet.world.fill_disk(Limits().free_bytes_min - 1)
+        change = quiet.shard.bulk.change
+        waits = asyncio.create_task(change(ID, SHIFT, 600.0))
+        await loop.silence(5)
+        cancels = [(b"%d" % n * 16, ALL._replace(topic=f"other{n}")) for n in (1, 2)]
+        passed, not_yet = await asyncio.gather(*(change(*each, 2.0) for each in cancels))
+        assert passed is not None
+        assert passed.over_ms
+        assert not_yet is None
+        asked_again = await change(*cancels[1], 2.0)
+        assert asked_again is not None
+        assert asked_again.over_ms
+        quiet.world.free_disk()
+        done = await waits
+        assert done is not None
+        assert (done.count, bool(done.over_ms)) == (1, True)
+
+    run(loop, main)
+
+
+class NoTopics:
+    """Links of a shard whose brokers serve nothing any more."""
+
+    routes_known, lost_brokers, live = True, (), ()
+
+    def check_may_serve(self) -> None: ...
+
+    def queues_of(self, topic: str) -> tuple[()]:
+        return ()
+
+    async def queues_soon(self, topic: str, timeout_s: float) -> tuple[()]:
+        return ()
+
+
+def test_who_asks_again_about_a_move_is_answered_though_its_topic_is_gone(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        request = ChangePendingRequest(request_id=ID, topic="any", to_topic="keyed")
+        assert await quiet.shard.bulk.change(ID, which_of(request), 600.0)
+        requests = BulkRequests(quiet.shard, cast(BrokerLinks, NoTopics()))
+        answer = await requests.change(request)
+        assert (answer.count, answer.over) == (1, True)
+        for new in (b"n" * 16, b""):
+            request.request_id, request.dry_run = new, not new
+            with pytest.raises(TopicNotFound):
+                await requests.change(request)
 
     run(loop, main)

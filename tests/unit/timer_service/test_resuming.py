@@ -1,13 +1,16 @@
 """What who resumes a hold with a policy is told."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from duemq.errors import Corrupt, Unavailable
+from duemq.v1 import timer_holds_pb2
 from duemq_server.timer_service import resuming as resuming_module
+from duemq_server.timer_service.edge.holds_servicer import TimerHoldsServicer
 from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.timers.hold_entry import NEWEST
@@ -78,6 +81,43 @@ async def test_what_cannot_be_read_of_one_topic_holds_up_no_other() -> None:
         assert await resuming.wait(good, 600.0)
         assert [each.topic for each in holds] == ["bad"]
     await resuming.stop()
+
+
+async def test_who_asks_and_goes_away_is_served_all_the_same() -> None:
+    """Nobody else would go on with it: it would be held until the next start."""
+    scheduler = World().scheduler
+    changes.hold(scheduler, 0, "any", "")
+    asked = asyncio.Event()
+
+    async def durable(_: int) -> None: ...
+
+    class Shard:
+        """The answer to whoever asks waits for ever, for the disk, say."""
+
+        def __init__(self) -> None:
+            self.scheduler = scheduler
+            self.inspector = SimpleNamespace(pending_of=lambda topic: 0)
+            to: Any = Damaged()
+            log_loop: Any = SimpleNamespace(durable=durable)
+            nothing: Any = None
+            self.resuming = Resuming(scheduler, to, log_loop, lambda: 0, nothing)
+
+        async def change(self, change: Callable[..., bool], *, makes_room: bool) -> None:
+            change(scheduler, 0)
+            self.hold = scheduler.holds.resuming()
+            asked.set()
+            await asyncio.Event().wait()
+
+    shard: Any = Shard()
+    links: Any = SimpleNamespace(check_may_serve=lambda: None)
+    servicer = TimerHoldsServicer(shard, links)
+    request = timer_holds_pb2.ResumeTimersRequest(topic="any", policy=timer_holds_pb2.RESUME_NEWEST)
+    call = asyncio.create_task(servicer.ResumeTimers(request, None))
+    await asked.wait()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert await shard.resuming.wait(shard.hold, 600.0)
+    await shard.resuming.stop()
 
 
 class NoFileLeft:

@@ -157,13 +157,19 @@ class BulkJobs:
                 each.over_ms = max(1, each.over_ms + jump_ms)
 
     def saved(self) -> list[dict[str, Any]]:
-        """For a checkpoint."""
-        return [each.to_json() for each in self.known]
+        """For a checkpoint.  Older releases take the one behind for open, if it is alone."""
+        return [
+            each.to_json() | ({"behind": True} if each is self.behind else {})
+            for each in self.known
+        ]
 
     def restore(self, saved: Iterable[dict[str, Any]]) -> None:
         """Takes over what a checkpoint has."""
-        for each in map(Job.from_json, saved):
+        for found in saved:
+            each = Job.from_json(found)
             if each.over_ms:
                 self._over[each.id] = each
+            elif found.get("behind"):  # the log is to say so when it goes on
+                self.behind = each
             else:
                 self.begin(each)

@@ -95,7 +95,7 @@ def bring_anew(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int
     position, end = scheduler.log.append(log_entries.BULK, [head, first, *more])
     _uncount(scheduler, found)
     home = position + record.HEADER_BYTES + len(head) + len(first)
-    keyed_state.apply(scheduler, changed, home, now_ms, near)
+    keyed_state.apply(scheduler, changed, home, now_ms, near, [job.which.topic])
     job.count += len(rows)
     return end
 

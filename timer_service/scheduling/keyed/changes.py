@@ -156,7 +156,8 @@ class Change(ABC):
             each.forget()
         _uncount(scheduler, [*cancelled, *replaced])
         home = position + record.HEADER_BYTES + len(parts[0])
-        keyed_state.apply(scheduler, changed, home, now_ms, rows)
+        topics = [scheduler.numbers.targets[target].topic for target in gone.tolist()]
+        keyed_state.apply(scheduler, changed, home, now_ms, rows, topics)
         self.first_due_ms = min((each.due_ms for each in new), default=NEVER)
         self.results = results
 

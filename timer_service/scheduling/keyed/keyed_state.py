@@ -55,18 +55,24 @@ class KeyedState:
 
 
 def apply(
-    scheduler: Scheduler, changed: Changed, home: int, now_ms: int, rows: Ids | None = None
+    scheduler: Scheduler,
+    changed: Changed,
+    home: int,
+    now_ms: int,
+    rows: Ids | None = None,
+    topics: Sequence[str] | None = None,
 ) -> None:
     """Timers of a SCHEDULE entry go and come; its frames lie at `home` of the log.
 
     `rows`: where those that go lie in the near table, NOWHERE: not there; None: not known.
+    `topics`: of each that goes, or of all if there is one; None: as far as the log tells.
     """
     gone = [*changed.cancelled, *changed.replaced]
     if changed.table is not None:
-        _replace_all(scheduler, changed.table, rows, now_ms)
+        _replace_all(scheduler, changed.table, rows, now_ms, topics)
     elif gone:
-        marks = changed.topics or [0] * len(gone)
-        _take_away(scheduler, gone, marks, len(changed.cancelled), rows, now_ms)
+        named = topics or changed.topics or [0] * len(gone)
+        _take_away(scheduler, gone, named, len(changed.cancelled), rows, now_ms)
     if changed.fired:
         _note_fired(scheduler, changed.replaced, now_ms)
     keyed = scheduler.keyed
@@ -78,7 +84,11 @@ def apply(
 
 
 def _replace_all(
-    scheduler: Scheduler, table: CancelledTable, rows: Ids | None, now_ms: int
+    scheduler: Scheduler,
+    table: CancelledTable,
+    rows: Ids | None,
+    now_ms: int,
+    topics: Sequence[str] | None,
 ) -> None:
     """As `_take_away`, a column at a time."""
     keys = keys_of(number_sources(scheduler, table), table["offset"])
@@ -90,8 +100,8 @@ def _replace_all(
     scheduler.tombstones.add_keys(keys[met], np.maximum(table["due_ms"][met], now_ms))
     for unmet in (True, False):
         marks, counts = np.unique(table["topic"][met != unmet], return_counts=True)
-        for mark, count in zip(marks.tolist(), counts.tolist(), strict=True):
-            scheduler.topics.gone_marked(mark, unmet=unmet, replaced=True, count=count)
+        for mark, count in zip(topics or marks.tolist(), counts.tolist(), strict=False):
+            scheduler.topics.gone(mark, unmet=unmet, replaced=True, count=count)
     scheduler.ledger.replaced += len(table)
 
 
@@ -112,7 +122,7 @@ def number_sources(scheduler: Scheduler, table: CancelledTable) -> npt.NDArray[n
 def _take_away(
     scheduler: Scheduler,
     gone: Sequence[Cancelled],
-    marks: Sequence[int],
+    topics: Sequence[str | int],
     cancelled: int,
     rows: Ids | None,
     now_ms: int,
@@ -124,7 +134,7 @@ def _take_away(
     first = {each: at for at, each in reversed(list(enumerate(gone)))}
     if len(first) < len(gone):
         once = sorted(first.values())
-        gone, marks = [gone[at] for at in once], [marks[at] for at in once]
+        gone, topics = [gone[at] for at in once], [topics[at] for at in once]
         cancelled = sum(at < cancelled for at in once)
         rows = None if rows is None else rows[once]
     tombstones = scheduler.tombstones
@@ -148,11 +158,11 @@ def _take_away(
     for at in np.flatnonzero(near[:cancelled]).tolist():
         tombstones.add(int(sources[at]), gone[at].offset, int(since_ms[at]), unmet=False)
     named = Counter(
-        (mark, met, at >= cancelled)
-        for at, (mark, met) in enumerate(zip(marks, near.tolist(), strict=True))
+        (topic, met, at >= cancelled)
+        for at, (topic, met) in enumerate(zip(topics, near.tolist(), strict=True))
     )
-    for (mark, met, replaced), count in named.items():
-        scheduler.topics.gone_marked(mark, unmet=not met, replaced=replaced, count=count)
+    for (topic, met, replaced), count in named.items():
+        scheduler.topics.gone(topic, unmet=not met, replaced=replaced, count=count)
     if scheduler.schedules:
         for each in gone:
             scheduler.schedules.left(each.source, (each.offset,))

@@ -151,6 +151,10 @@ def _commit(scheduler: Scheduler, found: Sequence[Move], now_ms: int) -> int:
     replaced = [_handle(each) for move in found for each in move.replaced]
     come, came = _new(scheduler, found)
     count = sum(map(len, come.values()))
+    topics = [
+        *(move.topic or move.plan.topic for move in found for _ in move.cancelled),
+        *(move.topic or move.plan.topic for move in found for _ in move.replaced),
+    ]
     changed = Changed(
         RequestKey(NO_REQUEST),
         now_ms,
@@ -162,10 +166,7 @@ def _commit(scheduler: Scheduler, found: Sequence[Move], now_ms: int) -> int:
         np.zeros(count, dtype=np.uint64),
         frames_of(scheduler, come, now_ms),
         b"",
-        topics=[
-            *(mark_of(move.topic or move.plan.topic) for move in found for _ in move.cancelled),
-            *(mark_of(move.topic or move.plan.topic) for move in found for _ in move.replaced),
-        ],
+        topics=list(map(mark_of, topics)),
     )
     changes = [
         ScheduleChange(
@@ -176,7 +177,8 @@ def _commit(scheduler: Scheduler, found: Sequence[Move], now_ms: int) -> int:
     stale = _files_of_far(scheduler, [*cancelled, *replaced])
     parts = schedule_entry.encode(changes, keyed_entry.encode(changed))
     position, end = scheduler.log.append(log_entries.RECUR, parts)
-    apply(scheduler, changes, changed, position + record.HEADER_BYTES + len(parts[0]), now_ms)
+    home = position + record.HEADER_BYTES + len(parts[0])
+    apply(scheduler, changes, changed, home, now_ms, topics)
     scheduler.due_counts.forget(stale)
     return end
 
@@ -201,11 +203,12 @@ def apply(
     changed: Changed,
     home: int,
     now_ms: int,
+    topics: Sequence[str] | None = None,
 ) -> None:
-    """What a RECUR entry says; its frames lie at `home` of the log."""
+    """What a RECUR entry says; its frames lie at `home`; `topics` as `keyed_state.apply`'s."""
     gone = [(each.source, each.offset) for each in (*changed.cancelled, *changed.replaced)]
     scheduler.schedules.take_away(gone)
-    keyed_state.apply(scheduler, changed, home, now_ms)
+    keyed_state.apply(scheduler, changed, home, now_ms, topics=topics)
     scheduler.schedules.apply(changes)
 
 

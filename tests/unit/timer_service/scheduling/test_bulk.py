@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from duemq.errors import Unavailable
+from duemq_server.storage import checkpoint
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.timer_service.scheduling.bulk import walk as walking
@@ -462,8 +463,7 @@ def test_a_cancel_in_front_of_a_shift_misses_none(
     assert jobs.open.id == b"k" * 16
     finish(world, Walk(world.scheduler, jobs.open))
     crashes(2)
-    if jobs.behind is not None:  # a checkpoint knows of one that is open
-        walking.go_on(world.scheduler, world.now_ms)
+    walking.go_on(world.scheduler, world.now_ms)
     crashes(3)
     assert jobs.open is not None
     assert (jobs.open.id, jobs.behind) == (ID, None)
@@ -472,6 +472,35 @@ def test_a_cancel_in_front_of_a_shift_misses_none(
     ledger = world.scheduler.ledger
     assert (ledger.cancelled, ledger.replaced, ledger.pending) == (4, done, 1)
     assert [job.count for job in jobs.known] == [4, done]
+
+
+def test_who_follows_with_an_older_checkpoint_reads_what_goes_on_after_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replica, say: the log alone is to tell which job a slice is of."""
+    world = far_world(FAR_MS)
+    begun(world, ALL._replace(by_ms=60_000))
+    world.sync()
+    world.checkpoint()
+    path = f"{DATA}/checkpoint"
+    older = checkpoint.load(path, world.disk)
+    assert older is not None
+    monkeypatch.setattr(world.directory.log, "delete_before", lambda position: 0)
+    accept(world.scheduler, b"k" * 16, ALL._replace(topic="other"), world.now_ms)
+    assert world.scheduler.bulk.open is not None
+    finish(world, Walk(world.scheduler, world.scheduler.bulk.open))
+    world.sync()
+    world.checkpoint()
+    world.kill()
+    jobs = world.scheduler.bulk
+    if jobs.open is None:
+        walking.go_on(world.scheduler, world.now_ms)
+    assert jobs.open is not None
+    finish(world, Walk(world.scheduler, jobs.open))
+    world.sync()
+    checkpoint.save(path, older, world.disk)
+    world.kill()
+    assert [job.count for job in world.scheduler.bulk.known] == [0, 1]
 
 
 def test_an_older_release_reads_what_goes_on_as_one_that_begins(

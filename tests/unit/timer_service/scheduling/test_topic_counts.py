@@ -8,14 +8,24 @@ from typing import Any
 import pytest
 
 from duemq.errors import InvariantError
+from duemq_recurring.occurrences import Recurrence
+from duemq_recurring.schedule import Plan
 from duemq_server.storage import checkpoint
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.far.numbering import Numbering
 from duemq_server.timer_service.scheduling import topic_counts
+from duemq_server.timer_service.scheduling.bulk import slices
+from duemq_server.timer_service.scheduling.bulk.jobs import Which
+from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
+from duemq_server.timer_service.scheduling.keyed.changes import Rescheduling
+from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicCounts, TopicLedger
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers import log_entries
+from duemq_server.timer_service.timers.keyed import RESCHEDULED
+from duemq_server.timer_service.timers.keyed_entry import RequestKey
 from tests.property.timer_world import DATA, World
+from tests.unit.timer_service.scheduling.test_bulk import finish
 
 DAY_MS = 86_400_000
 
@@ -47,6 +57,11 @@ def world_with_timers() -> World:
 
 def pending(world: World) -> dict[str, tuple[int, int]]:
     return {name: (each.pending, each.cancelled) for name, each in counts(world).items()}
+
+
+def columns(world: World) -> dict[str, tuple[int, ...]]:
+    found = counts(world).items()
+    return {name: (x.accepted, x.fired, x.cancelled, x.replaced) for name, x in found}
 
 
 def test_each_topic_has_its_own_ledger() -> None:
@@ -114,6 +129,38 @@ def test_topics_that_the_log_cannot_tell_apart_are_counted_by_reading_the_blocks
     before = pending(world)
     world.kill()
     assert pending(world) == before
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_what_goes_and_comes_is_counted_though_the_log_cannot_tell_the_topics_apart(
+    far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next start would know nothing of what any topic's timers have come to."""
+    for each in (topic_counts, slices, schedule_changes):
+        monkeypatch.setattr(each, "mark_of", lambda topic: 7)
+    world = world_with_timers()
+    scheduler = world.scheduler
+    handle = world.first_handle(40 if far else 9)
+    request = Rescheduling(scheduler, RequestKey(b"r" * 16), [handle], [world.now_ms + DAY_MS])
+    while not request.advance(world.now_ms):
+        keys, handles = request.asks()
+        look_up = scheduler.segments.key_look_up(keys, handles, scheduler.numbers.find_source)
+        look_up.run()
+        scheduler.segments.keys_looked_up(look_up)
+        request.answered()
+    assert [each.outcome for each in request.results] == [RESCHEDULED]
+    every = Recurrence(every_ms=60_000)
+    plan = Plan("any", every, b"", from_given=False)
+    schedule_changes.put(scheduler, "s", plan, world.now_ms)
+    schedule_changes.pause(scheduler, "s", world.now_ms)
+    job = accept(scheduler, b"j" * 16, Which("keyed", "", 0, 1 << 60, DAY_MS), world.now_ms)
+    finish(world, Walk(scheduler, job))
+    assert scheduler.topics.in_doubt == ""
+    found = columns(world)
+    assert found == {"any": (49, 3, 4, 1), "keyed": (52 + job.count, 3, 3, job.count)}
+    world.checkpoint()
+    world.kill()
+    assert columns(world) == found
 
 
 def test_a_wrong_count_stops_the_shard() -> None:
