@@ -21,8 +21,9 @@ from typing import NamedTuple
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.replicas import DISK_ID_FILE
 
-FILE_NAME = "disk_id"
+FILE_NAME = DISK_ID_FILE
 DISK_ID_BYTES = 16
 _EPOCH = struct.Struct("<Q")
 
