@@ -153,7 +153,7 @@ class Campaign:
 
     async def _announce(self) -> None:
         """Rule 7; a log from before there were replicas is the group's if nobody else was there,
-        or none but empty ones, whichever came first."""
+        or none but empty ones, whichever came first.  Part of one is not: an operator decides."""
         found, state = self.found, self._state
         known = found.record if found is not None else None
         end = state.log.end_position
@@ -161,7 +161,8 @@ class Campaign:
         absent = known is None or self.me not in known.in_sync
         if founding and absent and not end:
             await self._check_founding()
-        if founding and end and not self.copy.epochs.last:
+        whole = not self.copy.epochs.last and not state.log.catching_up
+        if founding and end and whole:
             wanted: Record | None = records.adopted(
                 known,
                 group=self._group,
