@@ -232,6 +232,23 @@ async def test_an_emptied_directory_is_a_new_disk_and_gets_all(group):
     assert other.replica.me in leader.replica.leading.leader.record.in_sync
 
 
+async def test_where_the_only_disk_in_sync_is_lost_all_say_what_helps(group):
+    lines = group(2, min_insync=1, lease_duration=LASTING_S)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await leader.term.write(b"both")
+    await other.kill()
+    await leader.term.write(b"alone")  # the other one is not waited for any more
+    lost = leader.replica.me
+    await leader.kill()
+    shutil.rmtree(leader.directory)
+    for each in (leader, other):
+        each.start()
+    for each in (leader, other):
+        await until(lambda each=each: "`duemq replica elect`" in each.reason)
+        assert f"that of before, {lost}, led" in each.reason
+
+
 async def test_a_log_that_is_gone_while_its_disk_id_is_not_leads_nothing(group):
     lines = group(2)
     leader = await lines.in_sync(2)

@@ -214,7 +214,22 @@ class Campaign:
             await self.streams.leave()  # so that the leader goes on without it
             self.note("joining", DISK_FULL)
             return
+        if record.leader.name == self.me.name and record.address == self._address:
+            await self.streams.leave()
+            self.note("joining", self._replaced(record, record.leader))
+            return
         await self.streams.follow(record)
+
+    def _replaced(self, record: Record, leader: ReplicaId) -> str:
+        """Nobody leads where it would look for a leader: itself."""
+        text = f"its disk is a new one; that of before, {leader}, led {self._group}"
+        others = ", ".join(sorted(str(each) for each in record.in_sync - {leader}))
+        if others:
+            return f"{text}: in sync is {others}, which is to lead"
+        return (
+            f"{text}, and was in sync alone: with that disk back all goes on; if it is lost, see"
+            " which replica has the most, then `duemq replica elect` it"
+        )
 
     def heard(self) -> None:
         """Something came from the leader."""
