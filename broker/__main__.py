@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from duemq_server.broker.process import Broker
 from duemq_server.broker.settings import Settings
+from duemq_server.replication import disk_id
 from duemq_server.serving import process
 from duemq_server.storage.dirlock import DirLock
 from duemq_server.storage.errors import StorageError
@@ -19,6 +20,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 def _process(settings: Settings) -> process.Process:
     if not settings.replicated:
+        disk_id.check_none(settings.data_dir)
         return Broker(settings)
     # Who has no replicas does not load what they need.
     from duemq_server.broker.replica import BrokerReplica

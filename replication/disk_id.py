@@ -18,11 +18,13 @@ import os
 import struct
 from typing import NamedTuple
 
+from duemq.errors import InvalidArgument
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.replicas import DISK_ID_FILE
 
-FILE_NAME = "disk_id"
+FILE_NAME = DISK_ID_FILE
 DISK_ID_BYTES = 16
 _EPOCH = struct.Struct("<Q")
 
@@ -57,3 +59,19 @@ def save(data_dir: str, disk: Disk, known: DiskId) -> DiskId:
     data = known.id + _EPOCH.pack(known.epoch)
     checkpoint.save(os.path.join(data_dir, FILE_NAME), data, disk)
     return known
+
+
+def check_none(data_dir: str) -> None:
+    """Raises InvalidArgument for a replica's directory: whoever is to write there has no replicas.
+
+    It may lack what was acknowledged; and what it would append alone, in an epoch that another one
+    leads, nobody could tell from the other's entries afterwards (protocol/epochs.py).
+    """
+    path = os.path.join(data_dir, FILE_NAME)
+    if os.path.exists(path):
+        raise InvalidArgument(
+            f"data_dir: {data_dir} is a replica's: start it with its replica, replicas and"
+            " lease_store. To go on without replicas for good, stop all of them, take the one that"
+            f" led last, and remove {path} there; the others' directories are of no use then",
+            field="replica",
+        )

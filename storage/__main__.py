@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from duemq_server.storage.dirlock import LOCK_NAME, DirLock
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import StorageError
+from duemq_server.storage.replicas import DISK_ID_FILE
 from duemq_server.storage.tools.check import check
 from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.tools.dump import dump
@@ -38,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     aside_command = commands.add_parser("set-aside", help="lose one damaged entry, and no other")
     aside_command.add_argument("directory", help="the log's directory (not the data directory)")
     aside_command.add_argument("--at", type=int, required=True, metavar="POSITION")
+    aside_command.add_argument(
+        "--last-copy", action="store_true", help="of a replica: no other one has the entry"
+    )
     return parser
 
 
@@ -59,7 +63,20 @@ def _locked(directory: str) -> Iterator[None]:
         yield
 
 
-def _run_set_aside(directory: str, position: int) -> int:
+def _check_last_copy(directory: str) -> None:
+    """Raises ValueError for a log that others hold too, and whole."""
+    data_dir = os.path.dirname(os.path.abspath(directory))
+    if os.path.exists(os.path.join(data_dir, DISK_ID_FILE)):
+        raise ValueError(
+            f"{data_dir} is a replica's: empty it, and it gets everything from the one that leads."
+            " What is given up in it is lost for all once it leads: --last-copy does that, for when"
+            " no other replica has it, or there are none any more"
+        )
+
+
+def _run_set_aside(directory: str, position: int, *, last_copy: bool) -> int:
+    if not last_copy:
+        _check_last_copy(directory)
     with _locked(directory):
         path, end = set_aside(directory, position, RealDisk())
     print(f"kept aside: {path}")
@@ -83,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "check":
         return _run_check(arguments.directory)
     if arguments.command == "set-aside":
-        return _run_set_aside(arguments.directory, arguments.at)
+        return _run_set_aside(arguments.directory, arguments.at, last_copy=arguments.last_copy)
     return _run_cut(arguments.directory, arguments.at)
 
 

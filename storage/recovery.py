@@ -48,7 +48,8 @@ def remedy(directory: str, position: int) -> str:
     """What an operator can do about damage at a position."""
     return (
         f"Run `duemq-storage check {directory}` to see all damage, then restore the file from"
-        " a copy, or accept the loss of this entry alone with"
+        " a copy (a replica's data directory is emptied instead: it gets everything from the one"
+        " that leads), or accept the loss of this entry alone with"
         f" `duemq-storage set-aside {directory} --at {position}`, or of everything from there"
         f" on with `duemq-storage cut {directory} --at {position}`"
     )

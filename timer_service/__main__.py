@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from duemq.errors import DuemqError
+from duemq_server.replication import disk_id
 from duemq_server.serving import process
 from duemq_server.serving.clock import now_ms
 from duemq_server.storage.dirlock import DirLock
@@ -32,6 +33,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 def _process(settings: Settings) -> process.Process:
     if not settings.replicated:
+        disk_id.check_none(settings.data_dir)
         return TimerService(settings)
     # Who has no replicas does not load what they need.
     from duemq_server.replication.running.process import Replica
@@ -50,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _set_aside(arguments: Sequence[str]) -> int:
-    from duemq_server.replication import disk_id
-
     last_copy = arguments[:1] == [LAST_COPY]
     directories = arguments[1:] if last_copy else arguments
     if len(directories) != 1 or directories[0].startswith("-"):

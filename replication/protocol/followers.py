@@ -65,13 +65,15 @@ def refusal(hello: Hello, ours: Record, epoch: int, *, deposed: bool) -> tuple[R
 
 
 def rival(hello: Hello, me: ReplicaId, alive: Iterable[Progress]) -> str:
-    """Why it cannot be who it says, while another one is alive; empty: it can.
+    """Why it cannot be who it says, while another one is alive, as `me` is; empty: it can.
 
     Else two processes would take each other's place again and again, or count as one disk.
     """
     replica = hello.replica
     if replica.disk == me.disk:
         return _copied(replica, f"{me}, which leads")
+    if replica.name == me.name:
+        return f"{me} leads: two processes have one name"
     for each in alive:
         if each.replica.disk == replica.disk:
             if (each.replica, each.address) != (replica, hello.address):

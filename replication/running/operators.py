@@ -13,6 +13,7 @@ from typing import Protocol
 
 from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
 from duemq_server.replication.protocol import record as records
+from duemq_server.replication.protocol.messages import Reason
 from duemq_server.replication.protocol.record import (
     Found,
     MemberChange,
@@ -35,6 +36,7 @@ from duemq_server.serving.server import Server
 
 log = logging.getLogger(__name__)
 
+NOT_LEADING = Reason.NOT_LEADING.name
 ANSWER_S = 0.1
 """What an operator asked for is answered before the process begins anew."""
 
@@ -73,6 +75,13 @@ class Operators:
     def leading(self) -> Leading | None:
         """See Member."""
         return self._life.leading
+
+    def why_not(self) -> str:
+        """See Member."""
+        text = "this replica does not lead"
+        reason = self._life.campaign.reason if self._life.started else ""
+        # What another one said of itself is told by nobody else: two could do so in turns.
+        return text if not reason or NOT_LEADING in reason else f"{text}: {reason}"
 
     async def send_snapshot(
         self,

@@ -21,6 +21,10 @@ class Member(Protocol):
         """Its term, while it leads or prepares to."""
         ...
 
+    def why_not(self) -> str:
+        """Why it does not lead, for who would follow."""
+        ...
+
     async def send_snapshot(
         self,
         request: pb.GetSnapshotRequest,
@@ -62,7 +66,7 @@ class ReplicationServicer:
             hello = wire.hello(first)
             leading = self._member.leading
             if leading is None:
-                await context.write(wire.not_leading("this replica does not lead"))
+                await context.write(wire.not_leading(self._member.why_not()))
             else:
                 await leading.serve(hello, first.hello.address, requests, context)
             return

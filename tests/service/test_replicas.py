@@ -27,6 +27,7 @@ from tests.service.replica_group import (
     LinesTerm,
     patient_hand_overs,
 )
+from tests.service.replica_network import LASTING_S
 from tests.service.running_cluster import WAIT_S, until
 
 
@@ -57,6 +58,12 @@ def in_its_record(member):
     """How many are, as it saw it last."""
     record = member.replica.record if member.replica is not None else None
     return len(record.in_sync) if record is not None else 0
+
+
+def log_end(member):
+    """0 before it is opened."""
+    state = getattr(member.replica, "state", None)
+    return state.log.end_position if state is not None else 0
 
 
 async def until_it_has_looked(leader):
@@ -103,6 +110,28 @@ async def test_a_log_from_before_there_were_replicas_is_the_groups_also_if_it_co
     histories = await lines.histories(b"line 10")
     assert set(map(tuple, histories.values())) == {tuple(b"line %d" % n for n in range(11))}
     assert {each.replica.state.store_id for each in lines.members.values()} == {77}
+
+
+async def test_part_of_a_log_from_before_there_were_replicas_is_no_groups_history(group, tmp_path):
+    """Whoever has not come to its first EPOCH entry, and finds the record gone, has not all."""
+    lines = group(2, started=False, catch_up_rate=1 << 16, lease_duration=LASTING_S)
+    first, second = lines.members.values()
+    first.directory.mkdir(parents=True)
+    before = Lines(first.directory, 77, first.disk)
+    for number in range(40):
+        before.log.append(KIND, [b"%d " % number + b"x" * 10_000])
+        before.log.write_pending()  # so that each claims what is before it
+    whole = before.log.end_position
+    before.close()
+    first.start()
+    await until(lambda: first.role[0] == "preparing")
+    second.start()
+    await until(lambda: log_end(second) > 0 and second.replica.state.log.catching_up)
+    (tmp_path / "leases" / "lines.record").unlink()
+    await first.kill()
+    await until(lambda: "`duemq replica adopt`" in second.reason or bool(second.replica.leading))
+    assert second.replica.leading is None
+    assert log_end(second) < whole
 
 
 async def test_a_clean_stop_hands_over_and_nothing_is_lost(group):
@@ -201,6 +230,23 @@ async def test_an_emptied_directory_is_a_new_disk_and_gets_all(group):
     assert other.replica.me != disk
     assert await lines_of(other, 2) == [b"one", b"two"]
     assert other.replica.me in leader.replica.leading.leader.record.in_sync
+
+
+async def test_where_the_only_disk_in_sync_is_lost_all_say_what_helps(group):
+    lines = group(2, min_insync=1, lease_duration=LASTING_S)
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await leader.term.write(b"both")
+    await other.kill()
+    await leader.term.write(b"alone")  # the other one is not waited for any more
+    lost = leader.replica.me
+    await leader.kill()
+    shutil.rmtree(leader.directory)
+    for each in (leader, other):
+        each.start()
+    for each in (leader, other):
+        await until(lambda each=each: "`duemq replica elect`" in each.reason)
+        assert f"that of before, {lost}, led" in each.reason
 
 
 async def test_a_log_that_is_gone_while_its_disk_id_is_not_leads_nothing(group):

@@ -153,7 +153,7 @@ class Campaign:
 
     async def _announce(self) -> None:
         """Rule 7; a log from before there were replicas is the group's if nobody else was there,
-        or none but empty ones, whichever came first."""
+        or none but empty ones, whichever came first.  Part of one is not: an operator decides."""
         found, state = self.found, self._state
         known = found.record if found is not None else None
         end = state.log.end_position
@@ -161,7 +161,8 @@ class Campaign:
         absent = known is None or self.me not in known.in_sync
         if founding and absent and not end:
             await self._check_founding()
-        if founding and end and not self.copy.epochs.last:
+        whole = not self.copy.epochs.last and not state.log.catching_up
+        if founding and end and whole:
             wanted: Record | None = records.adopted(
                 known,
                 group=self._group,
@@ -213,7 +214,22 @@ class Campaign:
             await self.streams.leave()  # so that the leader goes on without it
             self.note("joining", DISK_FULL)
             return
+        if record.leader.name == self.me.name and record.address == self._address:
+            await self.streams.leave()
+            self.note("joining", self._replaced(record, record.leader))
+            return
         await self.streams.follow(record)
+
+    def _replaced(self, record: Record, leader: ReplicaId) -> str:
+        """Nobody leads where it would look for a leader: itself."""
+        text = f"its disk is a new one; that of before, {leader}, led {self._group}"
+        others = ", ".join(sorted(str(each) for each in record.in_sync - {leader}))
+        if others:
+            return f"{text}: in sync is {others}, which is to lead"
+        return (
+            f"{text}, and was in sync alone: with that disk back all goes on; if it is lost, see"
+            " which replica has the most, then `duemq replica elect` it"
+        )
 
     def heard(self) -> None:
         """Something came from the leader."""

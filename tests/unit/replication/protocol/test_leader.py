@@ -548,3 +548,14 @@ def test_a_set_of_one_serves_alone_until_it_is_deposed() -> None:
     leader.renewed(NOW_MS)
     leader.read(None)
     assert not leader.serves(NOW_MS)
+
+
+def test_another_process_under_the_leaders_name_is_turned_away() -> None:
+    """Else it would be admitted beside it, as one more of `min_insync`, and shown by nobody."""
+    leader = leading(A, B, C)
+    other = ReplicaId(A.name, "d" * 32)
+    refused = leader.hello(1, hello(other, end=0), START, NOW_MS)
+    assert isinstance(refused, Refusal)
+    assert refused.reason is Reason.STRANGER
+    assert refused.text == f"{A} leads: two processes have one name"
+    assert not leader.followers

@@ -1,10 +1,15 @@
 """One damaged entry is given up; every other one stays where it is."""
 
+from pathlib import Path
+
 import pytest
 
 from duemq_server.storage.__main__ import main
+from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import CorruptLog
 from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.replicas import DISK_ID_FILE
+from duemq_server.storage.segment import path_of
 from duemq_server.storage.tools.set_aside import GAP, set_aside
 from tests.crash.faulty_disk import FaultyDisk
 
@@ -81,3 +86,26 @@ def test_the_end_of_a_log_is_not_set_aside_but_cut() -> None:
 def test_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["set-aside", str(tmp_path), "--at", "0"]) == 2
     assert "does not hold" in capsys.readouterr().err
+
+
+def test_a_replica_gives_up_nothing_that_others_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once it leads, what it lacks would be missed by all who consume, and the others' logs have
+    it."""
+    log = SegmentedLog.open(str(tmp_path / "commitlog"), RealDisk(), segment_bytes=1 << 20)
+    assert list(log.recover()) == []
+    first, _ = log.append(1, [b"one" * 100])
+    log.append(1, [b"two" * 100])
+    log.write_pending()
+    log.close()
+    segment = Path(path_of(log.directory, 0))
+    damaged = bytearray(segment.read_bytes())
+    damaged[first + 60] ^= 1
+    segment.write_bytes(damaged)
+    (tmp_path / DISK_ID_FILE).write_bytes(b"")
+    command = ["set-aside", log.directory, "--at", str(first)]
+    assert main(command) == 2
+    assert "is a replica's: empty it" in capsys.readouterr().err
+    assert segment.read_bytes() == damaged
+    assert main([*command, "--last-copy"]) == 0
