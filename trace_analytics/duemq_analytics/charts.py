@@ -32,7 +32,7 @@ LEGEND_CHARACTERS = 78  # that fit into one
 LEGEND_COLUMNS_MAX = 4
 KEY_CHARACTERS = 6  # the room of a line's sample
 LABEL_CHARACTERS_MAX = 300
-"""Names of groups are shorter; a span can claim any, and of a longer one each character is drawn."""
+"""Groups have shorter names; a span can claim any, and each character of it would be drawn."""
 
 _INK, _GRID = "#0a0b0c", "#0d0e0f"
 _SERIES = tuple(f"#a1b2{i:02x}" for i in range(COLOURS_MAX))
