@@ -44,6 +44,9 @@ from duemq_analytics.waterfall.places import CLOCKS_APART
 
 INTERRUPTED = "interrupted"
 
+SOURCE_OPTION = "failOnDataLoss=false"
+INSTEAD = "trace land --skip-lost, then trace report --lake"
+
 BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
 
@@ -266,9 +269,13 @@ def _result(summary: Summary) -> dict[str, Any]:
 
 
 def _failed(arguments: argparse.Namespace, error: object, code: int) -> int:
+    # What the source names is an option of its own, which no command here has.
+    fields = _fields(error)
+    fields["message"] = fields["message"].replace(SOURCE_OPTION, INSTEAD)
     if arguments.json:
-        print(json.dumps({"error": _fields(error)}))
-    print(f"trace {arguments.command}: {error}", file=sys.stderr)
+        print(json.dumps({"error": fields}))
+    said = str(error).replace(SOURCE_OPTION, INSTEAD)
+    print(f"trace {arguments.command}: {said}", file=sys.stderr)
     return code
 
 

@@ -31,6 +31,8 @@ LEGEND_IN = 0.23  # a line of the legend
 LEGEND_CHARACTERS = 78  # that fit into one
 LEGEND_COLUMNS_MAX = 4
 KEY_CHARACTERS = 6  # the room of a line's sample
+LABEL_CHARACTERS_MAX = 300
+"""Groups have shorter names; a span can claim any, and each character of it would be drawn."""
 
 _INK, _GRID = "#0a0b0c", "#0d0e0f"
 _SERIES = tuple(f"#a1b2{i:02x}" for i in range(COLOURS_MAX))
@@ -139,7 +141,7 @@ def _figure(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axes.set_ylabel(unit)
     axes.set_ylim(bottom=min(0.0, *(value for line in series for value in line.y), 0.0))
-    longest = max((len(line.label) for line in series), default=0)
+    longest = max((len(_shown(line.label)) for line in series), default=0)
     if longest:
         columns = LEGEND_CHARACTERS // (longest + KEY_CHARACTERS)
         columns = max(1, min(columns, LEGEND_COLUMNS_MAX))
@@ -150,6 +152,8 @@ def _figure(
 
 def _shown(label: str) -> str:
     """matplotlib hides labels that begin with an underscore."""
+    if len(label) > LABEL_CHARACTERS_MAX:
+        label = f"{label[: LABEL_CHARACTERS_MAX - 1]}…"
     return f"\u2060{label}" if label.startswith("_") else label
 
 

@@ -72,6 +72,14 @@ def test_any_name_of_a_group_is_shown_as_it_is():
     assert all(name in text for name in names)
 
 
+def test_a_name_that_no_group_can_have_is_cut():
+    """A million characters would be drawn for minutes."""
+    cut = charts.LABEL_CHARACTERS_MAX
+    chart = over_time("Rate", "orders", "1/s", [Series("x" * 9_000, TIMES, [1.0] * 60)])
+    (label,) = re.findall("x+…?", "".join(ET.fromstring(chart.svg).itertext()))
+    assert label == "x" * (cut - 1) + "…"
+
+
 def test_the_same_figures_make_the_same_drawing():
     assert [chart.svg for chart in drawings()] == [chart.svg for chart in drawings()]
 

@@ -3,9 +3,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from duemq.errors import MissingBroker, PartialAnswer
 from duemq_analytics import __main__ as command
 from duemq_analytics import failures
 from duemq_analytics.report import BUCKETS_S, POINTS_MAX, bucket_s
+from duemq_analytics.source.plan import require_whole
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -31,6 +33,22 @@ def test_a_missing_java_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     assert code == 2
     assert "Spark needs Java 17" in json.loads(said.out)["error"]["message"]
     assert said.err.count("\n") == 1
+
+
+def test_a_lost_broker_is_said_with_what_can_be_done(tmp_path, monkeypatch, capsys):
+    def queues(client, settings):
+        require_whole([MissingBroker("b2", "it fell silent")], settings)
+
+    monkeypatch.setattr(command.QueueClient, "queues", queues)
+    monkeypatch.setattr(command.session, "require_java", lambda: "java")
+    assert command.main(["report", "--output", str(tmp_path), "--json"]) == 1
+    said = capsys.readouterr()
+    error = json.loads(said.out)["error"]
+    assert error["code"] == PartialAnswer("").code.name
+    for text in (error["message"], said.err):
+        assert "b2: it fell silent" in text
+        assert "(trace land --skip-lost, then trace report --lake)" in text
+        assert "failOnDataLoss" not in text
 
 
 def test_the_reader_s_own_words_are_found_in_sparks_error():

@@ -88,7 +88,7 @@ class ParquetSpans:
         gone: all would be without one.
         """
         there = self.snapshot()
-        if not (there.base.compactions or there.batches) and any_done(self._lake / CHECKPOINT):
+        if not (there.base.compactions or there.batches) and self._has_landed():
             raise Corrupt(
                 f"{self._lake}: micro-batches were landed, and _batches, which says what they have "
                 "written, is gone: put it back, or land into another folder",
@@ -99,11 +99,17 @@ class ParquetSpans:
         named = {*(file.path for file in there.files), *chain.from_iterable(refused)}
         for table in _TABLES:
             hidden = (self._lake / table).glob("*/*/.*.parquet.*")
-            finished = (self._lake / table).glob("*/*/[!.]*.parquet")
-            for path in [*hidden, *finished]:
+            for path in [*hidden, *_finished(self._lake / table)]:
                 compacted = path.name.lstrip(".").startswith(_COMPACTED)
                 if not compacted and str(path.relative_to(self._lake)) not in named:
                     path.unlink(missing_ok=True)
+
+    def _has_landed(self) -> bool:
+        """Whether there was a commit.  Only a query that has none yet may have left files alone."""
+        checkpoint = self._lake / CHECKPOINT
+        if checkpoint.exists():
+            return any_done(checkpoint)
+        return any(_finished(self._lake / table) for table in _TABLES)
 
     def land(self, key: str, messages: DataFrame, plan: str = "") -> Batch:
         """See SpanTable."""
@@ -326,6 +332,10 @@ def _batch_of(key: str, rows: Sequence[Mapping[str, Any]]) -> Batch:
         ends,
         sum(row["rows"] for row in refused),
     )
+
+
+def _finished(table: Path) -> list[Path]:
+    return list(table.glob("*/*/[!.]*.parquet"))
 
 
 def _query(key: str) -> str:

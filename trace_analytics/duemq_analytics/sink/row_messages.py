@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from duemq import Outgoing
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError, InvalidArgument, NotAllSent
 
 _US_PER_MS = 1_000
 
@@ -70,8 +70,15 @@ def outgoing(
         yield message
 
 
-def located(error: DuemqError, rows: Sequence[int], partition: int, first_row: int) -> DuemqError:
-    """The same error, naming the row and its column; `rows`: those of the call to `send_many`."""
+def located(
+    error: DuemqError, rows: Sequence[int], partition: int, first_row: int, *, topics: bool = False
+) -> DuemqError:
+    """The same error, naming the row and its column; `rows`: those of the call to `send_many`.
+
+    `topics`: the rows say where to.
+    """
+    if isinstance(error, NotAllSent):
+        return _not_all_sent(error, rows, partition, first_row)
     column, row, said = error.field, 0, error.message
     if found := _FIELD.fullmatch(error.field):
         row, column = rows[int(found[1])], found[2]
@@ -79,13 +86,28 @@ def located(error: DuemqError, rows: Sequence[int], partition: int, first_row: i
             said = told[1]
     elif isinstance(error, NullValue):
         row = error.row
-    else:  # about the call, as a wrong topic
+    elif topics and column == "topic":
+        row = rows[0]
+    else:  # about the call
         return error
     return type(error)(
         f"column {column} of row {first_row + row} of partition {partition}: {said}",
         field=column,
         value=error.value,
         limit=error.limit,
+    )
+
+
+def _not_all_sent(
+    error: NotAllSent, rows: Sequence[int], partition: int, first_row: int
+) -> NotAllSent:
+    failures = {rows[position]: each for position, each in error.failures.items()}
+    first = min(failures)
+    return NotAllSent(
+        f"{len(failures)} rows of partition {partition} not stored; the first is row "
+        f"{first_row + first}: {failures[first]}",
+        receipts=error.receipts,
+        failures=failures,
     )
 
 

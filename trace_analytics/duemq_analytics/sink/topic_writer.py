@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from duemq import Producer
-from duemq.errors import InvalidArgument, InvariantError, TooLarge
+from duemq.errors import InvalidArgument, InvariantError, NotAllSent, TooLarge
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq_analytics.sink import row_columns
 from duemq_analytics.sink.row_messages import RowIds, by_topic, located, outgoing
@@ -67,7 +67,8 @@ class TopicRows:
     def send(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """Sends them, a batch after another: one is stored before the next is taken.
 
-        Raises InvalidArgument or TooLarge, naming row, column, value and limit; NotAllSent.
+        Raises InvalidArgument or TooLarge, naming row, column, value and limit; NotAllSent, naming
+        the first row that is not stored.
         """
         settings = self.settings
         partition, write_id = self._identity()
@@ -83,6 +84,7 @@ class TopicRows:
         self, producer: Producer, batch: pa.RecordBatch, ids: RowIds, partition: int, first: int
     ) -> None:
         taken: Sequence[int] = range(batch.num_rows)
+        by_column = "topic" in self.columns
         try:
             topics = by_topic(batch, self.settings.topic)
             messages = outgoing(batch, self.columns, first, ids)
@@ -92,8 +94,8 @@ class TopicRows:
             kept = list(messages)
             for topic, taken in topics:
                 producer.send_many(topic, (kept[row] for row in taken))
-        except (InvalidArgument, TooLarge) as error:
-            raise located(error, taken, partition, first) from None
+        except (InvalidArgument, TooLarge, NotAllSent) as error:
+            raise located(error, taken, partition, first, topics=by_column) from None
 
     def _identity(self) -> tuple[int, str]:
         """The partition's number, and what the ids of this write begin with."""

@@ -50,12 +50,18 @@ def latest(
 
     Each queue gets the same share of `limit`, and what short queues leave goes to the longer ones:
     no queue waits for another's backlog, whatever their lengths.  A queue that is new begins at its
-    first offset; one that is not there now (its broker is away) stays where it is.
+    first offset; one that is not there now (its broker is away) stays where it is, unless its topic
+    was made anew: an offset of the old one would be taken for one of the new one's.
     """
     begun = _begun(start, queues, options)
     past = {_of(queue): queue.past for queue in queues}
     taken = fair_shares({key: past[key] - at for key, at in begun.items() if key in past}, limit)
-    ends = {key: at + taken.get(key, 0) for key, at in begun.items()}
+    anew = {each.broker for each in queues if each.broker in start and _replaced(start, each)}
+    ends = {
+        key: at + taken.get(key, 0)
+        for key, at in begun.items()
+        if key in past or key[0] not in anew
+    }
     known = {broker: of_broker["topic_id"] for broker, of_broker in start.items()}
     return canonical(ends, known | _topic_ids(queues))
 

@@ -28,6 +28,7 @@ from duemq_analytics.waterfall.places import (
     covers,
     named,
     places_of,
+    whole,
 )
 
 SPANS_MAX = 10_000
@@ -113,7 +114,7 @@ class MessageSpans:
 def contexts(row: Span) -> set[Context]:
     """What a span with the message's id says its creation context is."""
     if row["operation"] == "send" and row["kind"] == "PRODUCER":
-        return {(row["trace_id"], row["span_id"])}
+        return whole({(row["trace_id"], row["span_id"])})
     return named(row)
 
 

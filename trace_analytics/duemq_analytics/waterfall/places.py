@@ -46,10 +46,13 @@ Places: TypeAlias = Mapping[Place, set[str]]
 
 def named(row: Span) -> set[Context]:
     """A span's parent and links."""
-    contexts = {(link["trace_id"], link["span_id"]) for link in row["links"] or ()}
-    if row["parent_span_id"] is not None:
-        contexts.add((row["trace_id"], row["parent_span_id"]))
-    return contexts
+    links = {(link["trace_id"], link["span_id"]) for link in row["links"] or ()}
+    return whole(links | {(row["trace_id"], row["parent_span_id"])})
+
+
+def whole(contexts: Iterable[tuple[str | None, str | None]]) -> set[Context]:
+    """Without those that lack an id: zeros are none, and whoever may send writes any span."""
+    return {(trace_id, span_id) for trace_id, span_id in contexts if trace_id and span_id}
 
 
 def places_of(own: Iterable[Span]) -> dict[Place, set[str]]:

@@ -94,6 +94,26 @@ def test_where_the_commits_are_gone_nothing_of_what_they_named_is_dropped(tmp_pa
     assert (tmp_path / kept.path).exists()
 
 
+def test_what_was_copied_without_its_commits_and_its_checkpoint_is_not_dropped(tmp_path):
+    """Many tools pass over folders whose names begin with an underscore."""
+    (refused,) = ParquetSpans(tmp_path).land("q-0", Messages(0, body=b"\xff")).quarantine
+    (kept,) = ParquetSpans(tmp_path).land("q-1", Messages(1)).files
+    shutil.rmtree(tmp_path / "_batches")
+    for path in (refused, kept.path):
+        with pytest.raises(Corrupt, match="_batches"):
+            ParquetSpans(tmp_path).drop_unfinished()
+        assert (tmp_path / path).exists()
+        (tmp_path / path).unlink()
+    ParquetSpans(tmp_path).drop_unfinished()
+
+
+def test_what_a_first_batch_that_was_killed_has_left_is_dropped(tmp_path):
+    (tmp_path / "_checkpoint/offsets").mkdir(parents=True)
+    left = put(tmp_path, "q-0000000000-00000-0.parquet")
+    ParquetSpans(tmp_path).drop_unfinished()
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("plans", [("offsets 0 to 2", "offsets 0 to 3"), ("", "")])
 def test_a_batch_that_is_planned_anew_takes_the_place_of_the_earlier_one(tmp_path, plans):
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1), plans[0])

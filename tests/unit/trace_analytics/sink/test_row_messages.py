@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from duemq import Outgoing
-from duemq.errors import InvalidArgument, TooLarge, Unavailable
+from duemq.errors import InvalidArgument, NotAllSent, TooLarge, Unavailable
 from duemq_analytics.sink.row_messages import RowIds, by_topic, located, outgoing
 
 NO_IDS = RowIds.of("", "w", 0)
@@ -76,3 +76,22 @@ def test_a_producer_s_error_is_about_the_row():
     assert (error.field, error.value, error.limit) == ("body", "9", "8")
     other = Unavailable("nobody is there", field="nameserver")
     assert located(other, [0], 2, 100) is other
+
+
+def test_a_wrong_topic_is_of_the_first_row_that_has_it():
+    told = InvalidArgument("topic: 'a b' is not a name", field="topic", value="a b", limit="a name")
+    error = located(told, [4, 5], 2, 100, topics=True)
+    assert error.message == "column topic of row 104 of partition 2: topic: 'a b' is not a name"
+    assert (error.field, error.value) == ("topic", "a b")
+    assert located(told, [4, 5], 2, 100) is told  # of all rows: an option
+
+
+def test_rows_that_brokers_refuse_are_named_by_their_place_in_the_partition():
+    refused = TooLarge("body has 9 bytes", field="body", value=9, limit=8)
+    told = NotAllSent("2 of 3 messages not stored", failures={1: refused, 2: refused})
+    error = located(told, [0, 5, 7], 2, 100)
+    assert type(error) is NotAllSent
+    assert error.message.startswith(
+        "2 rows of partition 2 not stored; the first is row 105: body has 9 bytes"
+    )
+    assert set(error.failures) == {5, 7}

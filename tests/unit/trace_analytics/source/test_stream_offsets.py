@@ -122,6 +122,20 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one():
     ]
 
 
+def test_a_topic_made_anew_with_fewer_queues_keeps_no_place_in_the_others():
+    start = offsets(b0_2=12, b0_10=5, b0_11=120, b1_0=0, b1_1=9)
+    anew = [replace(queue, topic_id=99) if queue.broker == "b0" else queue for queue in QUEUES]
+    lenient = replace(TOPIC, fail_on_data_loss=False)
+    end = stream_offsets.latest(start, anew, None, lenient)
+    assert end["b0"] == {"topic_id": 99, "queues": {"2": 30, "10": 5}}
+    assert end["b1"]["queues"] == {"0": 50, "1": 9}
+    # It has more of them later: nothing of those was read.
+    more = [*anew, QueueBounds("b0", "h:1", 11, 0, 200, topic_id=99)]
+    following = stream_offsets.latest(end, more, None, lenient)
+    (piece,) = stream_offsets.between(end, following, more, lenient)
+    assert (piece.broker, piece.queue, piece.start, piece.end) == ("b0", 11, 0, 200)
+
+
 def test_what_was_planned_of_a_topic_that_was_made_anew_since_is_not_read_of_the_new_one(caplog):
     start, end = offsets(b0_2=12, b0_10=5, b1_0=0), offsets(b0_2=25, b0_10=5, b1_0=50)
     anew = [replace(queue, topic_id=99) if queue.broker == "b0" else queue for queue in QUEUES]

@@ -57,6 +57,14 @@ def test_a_message_s_contexts_are_its_sending_or_what_its_calls_name():
     }
 
 
+def test_contexts_have_both_ids():
+    """A report asks for each as one text."""
+    links = [{"trace_id": None, "span_id": "s4"}, {"trace_id": TRACE, "span_id": None}]
+    called = span("process", 50, "p", message_id="m1", links=links)
+    sent = span("send", 10, "s1", message_id="m2", kind="PRODUCER", trace_id=None)
+    assert contexts_of([called, sent]) == {"m1": set(), "m2": set()}
+
+
 def test_an_id_that_many_have_takes_no_places_from_others():
     place = {"topic": "orders", "broker": "b", "queue": 0}
     many = [

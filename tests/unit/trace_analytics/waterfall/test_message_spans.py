@@ -87,6 +87,15 @@ def test_frames_that_all_begin_at_0_have_no_column_of_offsets():
     assert operations(found) == [("send", 1), ("store", 3)]
 
 
+def test_ids_of_zeros_are_no_contexts():
+    """Whoever may send writes such spans to the trace topic."""
+    none = {"trace_id": "00" * 16}
+    sent, linked = SENT | none, span(5, "process", message_id="m1", links=[("00" * 16, "00" * 8)])
+    found = of_message(body(sent, linked), body(span(3, "store", **none)))
+    assert operations(found) == [("send", 1), ("process", 5)]
+    assert found.contexts == set()
+
+
 def test_an_unknown_message_has_none():
     assert operations(of_message(body(SENT, span(3, "store", **CHILD)), message_id="m9")) == []
 
