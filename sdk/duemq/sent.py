@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, Self, TypeVar
+from threading import current_thread, main_thread
+from typing import Protocol, Self
 
 __all__ = ["PendingSend", "Receipt"]
 
 log = logging.getLogger("duemq.producer")
-
-T = TypeVar("T")
 
 
 class _Batch(Protocol):
@@ -138,18 +137,19 @@ class PendingSend:
         self._batch.tell(self._index)
         once = [callback]
 
-        def call() -> None:
+        def tell() -> None:
             with suppress(IndexError):
-                _call(once.pop(), self)
+                call("the callback of a receipt failed", once.pop(), self)
 
-        if not self._batch.on_done(call):
-            call()
+        if not self._batch.on_done(tell):
+            tell()
 
 
-def _call(callback: Callable[[T], object], pending: T) -> None:
+def call(failed: str, callback: Callable[..., object], *given: object) -> None:
+    """What the application's callback raises is logged, as `failed`."""
     try:
-        callback(pending)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # an exit or a cancellation would end the producer's event loop, or part
-        log.exception("the callback of a receipt failed")
+        callback(*given)
+    except BaseException as error:  # would end the producer's event loop, or part of it
+        if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+            raise
+        log.exception(failed)

@@ -73,6 +73,29 @@ def test_what_callbacks_raise_is_logged_and_stops_nobody(raised, caplog):
     assert lines == ["the callback of a receipt"] * 2 + ["on_error"] * 2
 
 
+def test_ctrl_c_goes_on_but_in_no_other_thread_it_is_none(caplog):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    def both():
+        made, lost = batch(1), batch(2)
+        lost.failed(ReadOnly("full"))
+        PendingReceipt(made, 0).add_done_callback(fail)
+        stored(made)
+        Losses(PendingReceipt, fail).add(lost, lost.error)
+        done.append(True)
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert not caplog.records
+    thread = threading.Thread(target=both)
+    thread.start()
+    thread.join()
+    assert done
+    assert len(caplog.records) == 3
+
+
 def test_a_loop_of_another_thread_wakes_when_the_message_is_stored():
     """It has nothing else that would wake it."""
     made, offsets, asleep = batch(1), [], threading.Event()
