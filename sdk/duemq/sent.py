@@ -35,7 +35,7 @@ class _Batch(Protocol):
 
 
 class Receipt:
-    """A message is stored, durably.
+    """A message is stored, durably.  Equal to another of the same message.
 
     A message without due time: `queue`, `offset`.  A delayed one: `handle`, `due_ms`; with a timer
     key, `replaced` if there was something to replace.  The others of these are None.
@@ -92,6 +92,14 @@ class Receipt:
     def replaced(self) -> str | None:
         """The handle of what waited under the message's timer key and is never delivered."""
         return self._batch.replaced_of(self._index)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Receipt):
+            return NotImplemented
+        return self.message_id == other.message_id
+
+    def __hash__(self) -> int:
+        return hash(self.message_id)
 
     def __repr__(self) -> str:
         where = (

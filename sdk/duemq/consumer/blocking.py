@@ -14,7 +14,15 @@ from duemq.errors import Closed, MissingBroker
 from duemq.protocol.balance import MessageQueue
 from duemq.settings import Addresses
 from duemq.transport.closing import Closing
-from duemq.transport.loop_thread import Face, Hosted, LoopThread, blocking, described_as, in_loop
+from duemq.transport.loop_thread import (
+    Face,
+    Hosted,
+    LoopThread,
+    as_in,
+    blocking,
+    described_as,
+    in_loop,
+)
 
 
 class PushConsumer(Closing):
@@ -96,14 +104,8 @@ class PushConsumer(Closing):
         """Brokers that are away: what they store comes when they are back."""
         return self._consumer.missing
 
+    @as_in(push.PushConsumer.start)
     def start(self) -> None:
-        """Joins the group; returns when it has answered, and the first queues are taken over.
-
-        Queues whose broker does not answer at once are taken over later.
-
-        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses,
-        FencedMember when a newer process has this `member_name`.
-        """
         with self._releasing:
             if self._started:
                 raise Closed("a consumer is started once")
@@ -137,13 +139,8 @@ class PushConsumer(Closing):
         finally:
             self.close()
 
+    @as_in(push.PushConsumer.close)
     def close(self) -> None:
-        """Stops, waits for running callbacks, commits, leaves the group.  Idempotent.
-
-        What just failed is sent back first.  With a `member_name` the queues are not given to
-        others before `session_timeout_s` is over.  From within the callback it only begins to:
-        `run` returns when all is done.
-        """
         with self._releasing:
             thread = self._thread
             self._started = True  # whoever starts it now is too late
@@ -187,11 +184,8 @@ class PullConsumer(Face):
         self._consumer = pull.PullConsumer(group, nameserver=nameserver, settings=settings)
         self._hosted = Hosted(self._consumer, "the consumer")
 
+    @as_in(pull.PullConsumer.start)
     def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers: it may be tried again.
-
-        Raises Closed if it was started before.
-        """
         self._hosted.start()
 
     def close(self) -> None:

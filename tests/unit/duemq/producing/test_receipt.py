@@ -3,6 +3,7 @@ import pickle
 import selectors
 import struct
 import threading
+from unittest.mock import ANY
 
 import pytest
 
@@ -41,6 +42,10 @@ def test_a_receipt_is_pickled_without_what_travels_meanwhile():
     other.on_done(threading.Lock().release)
     again = pickle.loads(pickle.dumps(receipt(stored(made), 1)))
     assert (again.offset, again.message_id) == (11, made.message_id(1))
+    assert again == receipt(made, 1) != receipt(made, 0)
+    receipts = Receipts([(made, 0, 2)])
+    assert (receipts.index(again), {again: 1}[receipts[1]]) == (1, 1)
+    assert again == ANY
 
 
 def test_a_delayed_receipt():
