@@ -4,13 +4,15 @@ Callbacks of a push consumer run in worker threads of their own, never in "duemq
 """
 
 import threading
+from contextlib import suppress
 from typing import Any, Literal, Self, Unpack, overload
 
 from duemq.consumer import pull, push
 from duemq.consumer.delivery.workers import OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import ConsumerSettings, PushOptions
-from duemq.errors import Closed, MissingBroker
+from duemq.errors import Closed, DuemqError, MissingBroker
+from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
 from duemq.settings import Addresses
 from duemq.transport.closing import Closing
@@ -170,6 +172,7 @@ class PushConsumer(Closing):
 class PullConsumer(Face):
     """Reads queues that the application names, from where it says, when it asks."""
 
+    @described_as(pull.PullConsumer.__init__)
     def __init__(
         self,
         group: str | None = None,
@@ -177,10 +180,6 @@ class PullConsumer(Face):
         nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
-        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.
-
-        Raises InvalidArgument.
-        """
         self._consumer = pull.PullConsumer(group, nameserver=nameserver, settings=settings)
         self._hosted = Hosted(self._consumer, "the consumer")
 
@@ -188,8 +187,8 @@ class PullConsumer(Face):
     def start(self) -> None:
         self._hosted.start()
 
+    @as_in(pull.PullConsumer.close)
     def close(self) -> None:
-        """Ends; commits nothing by itself.  Idempotent."""
         self._hosted.close()
 
     def __enter__(self) -> Self:
@@ -216,11 +215,20 @@ class PullConsumer(Face):
         """
         return self._consumer.position(queue)
 
+    @as_in(pull.PullConsumer.poll)
+    def poll(self, *args: Any, **options: Any) -> list[Message]:
+        took: dict[MessageQueue, int] = {}
+        try:
+            return self._hosted.run(self._consumer._poll(took, *args, **options))
+        except BaseException:  # of a signal's handler: what was taken reaches nobody
+            with suppress(DuemqError):
+                self._hosted.run(self._consumer._give_back(took))
+            raise
+
     queues = blocking(pull.PullConsumer.queues)
     assign = blocking(pull.PullConsumer.assign)
     seek = blocking(pull.PullConsumer.seek)
     pause = in_loop(pull.PullConsumer.pause)
     resume = in_loop(pull.PullConsumer.resume)
-    poll = blocking(pull.PullConsumer.poll)
     commit = blocking(pull.PullConsumer.commit)
     committed = blocking(pull.PullConsumer.committed)

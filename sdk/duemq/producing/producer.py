@@ -222,8 +222,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
 
         What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
-        anything submitted was not stored, then or before, and nobody was told: its receipt was not
-        awaited, and there is no `on_error`.
+        anything submitted was not stored, then or before, and nobody was told, by its receipt or
+        `on_error`.
         """
         async with self._closing:  # who comes second waits for the first
             await self._close()
