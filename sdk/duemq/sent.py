@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, Self, TypeVar
+from threading import current_thread, main_thread
+from typing import Protocol, Self
 
 __all__ = ["PendingSend", "Receipt"]
 
 log = logging.getLogger("duemq.producer")
-
-T = TypeVar("T")
 
 
 class _Batch(Protocol):
@@ -36,7 +35,7 @@ class _Batch(Protocol):
 
 
 class Receipt:
-    """A message is stored, durably.
+    """A message is stored, durably.  Equal to another of the same message.
 
     A message without due time: `queue`, `offset`.  A delayed one: `handle`, `due_ms`; with a timer
     key, `replaced` if there was something to replace.  The others of these are None.
@@ -94,6 +93,14 @@ class Receipt:
         """The handle of what waited under the message's timer key and is never delivered."""
         return self._batch.replaced_of(self._index)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Receipt):
+            return NotImplemented
+        return self.message_id == other.message_id
+
+    def __hash__(self) -> int:
+        return hash(self.message_id)
+
     def __repr__(self) -> str:
         where = (
             f"due_ms={self.due_ms} handle={self.handle}"
@@ -138,18 +145,19 @@ class PendingSend:
         self._batch.tell(self._index)
         once = [callback]
 
-        def call() -> None:
+        def tell() -> None:
             with suppress(IndexError):
-                _call(once.pop(), self)
+                call("the callback of a receipt failed", once.pop(), self)
 
-        if not self._batch.on_done(call):
-            call()
+        if not self._batch.on_done(tell):
+            tell()
 
 
-def _call(callback: Callable[[T], object], pending: T) -> None:
+def call(failed: str, callback: Callable[..., object], *given: object) -> None:
+    """What the application's callback raises is logged, as `failed`."""
     try:
-        callback(pending)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # an exit or a cancellation would end the producer's event loop, or part
-        log.exception("the callback of a receipt failed")
+        callback(*given)
+    except BaseException as error:  # would end the producer's event loop, or part of it
+        if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+            raise
+        log.exception(failed)

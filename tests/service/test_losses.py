@@ -237,9 +237,19 @@ def test_another_event_loop_is_refused_at_once():
         await producer.send("t", b"x")
         return cluster, producer
 
+    async def submitted(**options):
+        await producer.submit("t", b"y", **options)
+
     with asyncio.Runner() as own:
         cluster, producer = own.run(started())
-        for use in (lambda: producer.send("t", b"y"), lambda: producer.ready("t"), producer.close):
+        for use in (
+            lambda: producer.send("t", b"y"),
+            lambda: producer.ready("t"),
+            producer.flush,
+            producer.close,
+            submitted,
+            lambda: submitted(ordering_key="k"),
+        ):
             with asyncio.Runner() as other, pytest.raises(Closed, match="another event loop"):
                 other.run(asyncio.wait_for(use(), 30))
         own.run(producer.send("t", b"z"))

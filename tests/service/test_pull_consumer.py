@@ -25,7 +25,7 @@ from duemq_server.broker.edge.pull_requests import PullRequests
 from duemq_server.broker.reading import time_search
 from duemq_server.storage.errors import CorruptFile
 from tests.service.running_broker import topic_name
-from tests.service.running_cluster import Cluster, running_cluster, until
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
 
 
 @pytest.fixture
@@ -407,3 +407,26 @@ async def test_an_error_of_a_place_that_was_left_is_not_told(cluster, topic) -> 
             await until(lambda: bool(reader._failed))
             await (leave(queue, 0) if leave == reader.seek else leave([queue], start_from=1))
             assert await polled(reader, 1) == [b"1"]
+
+
+async def test_what_a_poll_took_that_a_signal_interrupts_comes_again(cluster, topic) -> None:
+    """The handler raises while the thread waits for what was taken for it."""
+    await cluster.send(topic, [b"0", b"1", b"2"], queue_id=0)
+    queue = MessageQueue(topic, "b0", 0)
+
+    def program() -> tuple[int, list[bytes]]:
+        with duemq.PullConsumer(nameserver=cluster.nameserver) as consumer:
+            consumer.assign([queue], start_from="earliest")
+            hosted, run = consumer._hosted, consumer._hosted.run
+
+            def interrupted(coroutine):
+                hosted.run = run
+                assert len(run(coroutine)) == 2
+                raise KeyboardInterrupt
+
+            hosted.run = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(WAIT_S, 2)
+            return consumer.position(queue), [each.body for each in consumer.poll(WAIT_S)]
+
+    assert await asyncio.to_thread(program) == (0, [b"0", b"1", b"2"])

@@ -440,6 +440,24 @@ async def test_a_failing_batch_is_sent_back_as_a_whole(cluster, topic, consumers
     assert [each for call in calls[1:] for each in call] == [(body, 1) for body in bodies]
 
 
+async def test_a_start_that_gets_too_few_threads_leaves_none(
+    cluster, topic, consumers, monkeypatch
+) -> None:
+    """As where a container has too many already: who tries again must not use them up."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "duemq-consumer-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        await consumers.start()
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("duemq-consumer")]
+
+
 @pytest.mark.parametrize("messages", [1, 1_000])
 async def test_a_batch_has_one_message_to_as_many_as_are_there(
     cluster, topic, consumers, messages

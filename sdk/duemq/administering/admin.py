@@ -36,12 +36,7 @@ class Admin(
     Rescheduling,
     AsyncClient,
 ):
-    """Topics, groups, messages, timers, schedules and the state of the cluster.
-
-    `await start()` (or `async with`) connects.  No answer is partial in silence: brokers that are
-    away are in the answer's `missing`; where it has none, the call raises PartialAnswer, an
-    Unavailable, with what the others answered.
-    """
+    """As `duemq.Admin`: `await start()` (or `async with`) connects."""
 
     def __init__(
         self,

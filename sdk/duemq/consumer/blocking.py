@@ -4,17 +4,27 @@ Callbacks of a push consumer run in worker threads of their own, never in "duemq
 """
 
 import threading
+from contextlib import suppress
 from typing import Any, Literal, Self, Unpack, overload
 
 from duemq.consumer import pull, push
 from duemq.consumer.delivery.workers import OnEither, OnMessage, OnMessages
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import ConsumerSettings, PushOptions
-from duemq.errors import Closed, MissingBroker
+from duemq.errors import Closed, DuemqError, MissingBroker
+from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
 from duemq.settings import Addresses
 from duemq.transport.closing import Closing
-from duemq.transport.loop_thread import Face, Hosted, LoopThread, blocking, described_as, in_loop
+from duemq.transport.loop_thread import (
+    Face,
+    Hosted,
+    LoopThread,
+    as_in,
+    blocking,
+    described_as,
+    in_loop,
+)
 
 
 class PushConsumer(Closing):
@@ -96,14 +106,8 @@ class PushConsumer(Closing):
         """Brokers that are away: what they store comes when they are back."""
         return self._consumer.missing
 
+    @as_in(push.PushConsumer.start)
     def start(self) -> None:
-        """Joins the group; returns when it has answered, and the first queues are taken over.
-
-        Queues whose broker does not answer at once are taken over later.
-
-        Raises Unavailable or Timeout when it cannot be reached in time, Rejected when it refuses,
-        FencedMember when a newer process has this `member_name`.
-        """
         with self._releasing:
             if self._started:
                 raise Closed("a consumer is started once")
@@ -137,13 +141,8 @@ class PushConsumer(Closing):
         finally:
             self.close()
 
+    @as_in(push.PushConsumer.close)
     def close(self) -> None:
-        """Stops, waits for running callbacks, commits, leaves the group.  Idempotent.
-
-        What just failed is sent back first.  With a `member_name` the queues are not given to
-        others before `session_timeout_s` is over.  From within the callback it only begins to:
-        `run` returns when all is done.
-        """
         with self._releasing:
             thread = self._thread
             self._started = True  # whoever starts it now is too late
@@ -173,6 +172,7 @@ class PushConsumer(Closing):
 class PullConsumer(Face):
     """Reads queues that the application names, from where it says, when it asks."""
 
+    @described_as(pull.PullConsumer.__init__)
     def __init__(
         self,
         group: str | None = None,
@@ -180,22 +180,15 @@ class PullConsumer(Face):
         nameserver: Addresses | None = None,
         settings: ConsumerSettings | None = None,
     ) -> None:
-        """`group`: whose offsets to begin from and to commit to; None: no offsets are kept.
-
-        Raises InvalidArgument.
-        """
         self._consumer = pull.PullConsumer(group, nameserver=nameserver, settings=settings)
         self._hosted = Hosted(self._consumer, "the consumer")
 
+    @as_in(pull.PullConsumer.start)
     def start(self) -> None:
-        """Connects.  Raises Unavailable if no nameserver answers: it may be tried again.
-
-        Raises Closed if it was started before.
-        """
         self._hosted.start()
 
+    @as_in(pull.PullConsumer.close)
     def close(self) -> None:
-        """Ends; commits nothing by itself.  Idempotent."""
         self._hosted.close()
 
     def __enter__(self) -> Self:
@@ -222,11 +215,20 @@ class PullConsumer(Face):
         """
         return self._consumer.position(queue)
 
+    @as_in(pull.PullConsumer.poll)
+    def poll(self, *args: Any, **options: Any) -> list[Message]:
+        took: dict[MessageQueue, int] = {}
+        try:
+            return self._hosted.run(self._consumer._poll(took, *args, **options))
+        except BaseException:  # of a signal's handler: what was taken reaches nobody
+            with suppress(DuemqError):
+                self._hosted.run(self._consumer._give_back(took))
+            raise
+
     queues = blocking(pull.PullConsumer.queues)
     assign = blocking(pull.PullConsumer.assign)
     seek = blocking(pull.PullConsumer.seek)
     pause = in_loop(pull.PullConsumer.pause)
     resume = in_loop(pull.PullConsumer.resume)
-    poll = blocking(pull.PullConsumer.poll)
     commit = blocking(pull.PullConsumer.commit)
     committed = blocking(pull.PullConsumer.committed)

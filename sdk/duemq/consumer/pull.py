@@ -229,6 +229,12 @@ class PullConsumer(AsyncClient):
         unless that passes by itself; the queue is not read on before a `seek`.  After TopicReplaced
         its position is 0, that of the new topic.  Raises Closed, InvalidArgument.
         """
+        return await self._poll({}, timeout_s, messages_max)
+
+    async def _poll(
+        self, took: dict[MessageQueue, int], timeout_s: float = 1.0, messages_max: int = 500
+    ) -> list[Message]:
+        """`took`: is told the first offset of each queue."""
         checks.number("timeout_s", timeout_s, 0, POLL_S_MAX)
         checks.whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
         deadline = monotonic() + timeout_s
@@ -244,7 +250,7 @@ class PullConsumer(AsyncClient):
                     if isinstance(error, TopicReplaced):  # commits are of the new one
                         self._sources[queue] = Source(queue, self._filter, 0, 0, _id_now(error))
                     raise error
-            if messages := self._taken(messages_max):
+            if messages := self._taken(messages_max, took):
                 return messages
             self._news.clear()
             try:
@@ -253,7 +259,11 @@ class PullConsumer(AsyncClient):
             except TimeoutError:
                 return []
 
-    def _taken(self, messages_max: int) -> list[Message]:
+    async def _give_back(self, took: Mapping[MessageQueue, int]) -> None:
+        for queue in took.keys() & self._sources.keys():
+            await self.seek(queue, took[queue])
+
+    def _taken(self, messages_max: int, took: dict[MessageQueue, int]) -> list[Message]:
         taken: list[Message] = []
         paused: list[Chunk[Message]] = []
         while self._ready and len(taken) < messages_max:
@@ -268,6 +278,7 @@ class PullConsumer(AsyncClient):
             begin = chunk.position
             part = chunk.messages[begin : begin + messages_max - len(taken)]
             taken += part
+            took.setdefault(queue, part[0].offset)
             chunk.finish_next(len(part))
             if chunk.unfinished:
                 self._ready.appendleft(chunk)

@@ -233,10 +233,11 @@ class PushConsumer(AsyncClient):
 
     async def _close(self, ended: asyncio.Future[None]) -> None:
         try:
-            if self._share is not None and self._member is not None:
-                await self._share.close()
-                await self._share.leave()  # before `stop`: the others wait for the queues
-                await asyncio.wait({self._member}, timeout=LEAVE_TIMEOUT_S)
+            if self._share is not None:
+                if self._member is not None:
+                    await self._share.close()
+                    await self._share.leave()  # before `stop`: the others wait for the queues
+                    await asyncio.wait({self._member}, timeout=LEAVE_TIMEOUT_S)
                 await self._share.stop()
         finally:
             for task in self._tasks:

@@ -26,7 +26,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
 from duemq.settings import Addresses, ProducerSettings
-from duemq.transport.loop_thread import Face, Hosted, blocking, refuse_inside
+from duemq.transport.loop_thread import Face, Hosted, as_in, blocking, refuse_inside
 
 T = TypeVar("T")
 
@@ -184,13 +184,8 @@ class Producer(Face):
     fire = blocking(AsyncProducer.fire)
     flush = blocking(AsyncProducer.flush)
 
+    @as_in(AsyncProducer.close)
     def close(self) -> None:
-        """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
-
-        What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
-        anything submitted was not stored, then or before, and nobody was told: its `result` was not
-        asked for, and there is no `on_error`.
-        """
         try:
             self._hosted.close()
         finally:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from duemq.errors import DuemqError, NotAllSent
 from duemq.protocol import checks
+from duemq.sent import call
 
 if TYPE_CHECKING:
     from duemq.producing.batch import Batch
@@ -53,7 +54,9 @@ class Losses:
             return
         if self._on_error is not None:
             for index in untold:
-                self._call(self._on_error, batch, index, batch.error_of(index) or error)
+                failed = f"on_error failed for message {batch.message_id(index)}"
+                receipt, why = self._receipt_of(batch, index), batch.error_of(index) or error
+                call(failed, self._on_error, receipt, why)
             return
         if len(self._kept) == KEPT_MAX:
             oldest, _ = self._kept.popleft()
@@ -66,14 +69,6 @@ class Losses:
         if now >= self._log_at.get(batch.topic, 0.0):
             self._log_at[batch.topic] = now + LOG_EVERY_S
             _log_lost(batch.topic, self._unlogged.pop(batch.topic), error)
-
-    def _call(self, on_error: OnError, batch: Batch, index: int, error: DuemqError) -> None:
-        try:
-            on_error(self._receipt_of(batch, index), error)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # as of a receipt's callback
-            log.exception("on_error failed for message %s", batch.message_id(index))
 
     def at_the_end(self) -> None:
         """Raises NotAllSent if there are any of which still nobody was told; logs how many."""

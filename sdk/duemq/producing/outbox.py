@@ -77,6 +77,8 @@ class Outbox:
         self.lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
         self.frame_bytes = frame_bytes
         self._wake_pump = wake_pump
+        self.check: Callable[[], object] = lambda: None
+        """Raises Closed where nobody may add."""
         self._asleep = True
         self.arrivals: deque[Batch] = deque()
         """Begun since the last `take_arrivals`."""
@@ -236,6 +238,7 @@ class Outbox:
         )
 
     def _check_open(self) -> None:
+        self.check()
         if self._closed is not None:
             raise type(self._closed)(self._closed.message)
 

@@ -78,7 +78,6 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self._timer_calls.start()
         settings = self._settings
         loop, blocking = asyncio.get_running_loop(), self._blocking
-        self._loop = loop
 
         def wake_pump() -> None:
             if blocking:
@@ -86,7 +85,13 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
             else:
                 sender.run()
 
+        def check() -> None:
+            # Elsewhere nothing would ever wake who waits.
+            if not blocking and asyncio.get_running_loop() is not loop:
+                raise Closed("the producer belongs to another event loop")
+
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
+        self.outbox.check = check
         self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
         keyed = KeyedIntake(self.outbox, self._timer_calls, sender, settings.send_timeout_s)
         gathered = sender.pump.open, sender.pump.early, self.outbox.arrivals, keyed
@@ -217,8 +222,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         """Takes nothing more, waits for what is on its way, ends the connections.  Idempotent.
 
         What is not answered within `close_timeout_s` fails with Closed.  Raises NotAllSent if
-        anything submitted was not stored, then or before, and nobody was told: its receipt was not
-        awaited, and there is no `on_error`.
+        anything submitted was not stored, then or before, and nobody was told, by its receipt or
+        `on_error`.
         """
         async with self._closing:  # who comes second waits for the first
             await self._close()
@@ -227,7 +232,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         if self._closed:
             return
         if self._sender is not None:
-            self._check_loop()
+            self.outbox.check()
         self._closed = True
         try:
             if self._sender is not None:
@@ -255,16 +260,12 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
                 raise
             # The error of the body says more; what was not stored is in the log.
 
-    def _check_loop(self) -> None:
-        # Elsewhere nothing would ever wake who waits.
-        if asyncio.get_running_loop() is not self._loop:
-            raise Closed("the producer belongs to another event loop")
-
     def _running(self) -> Sender:
         if self._closed:
             raise Closed("the producer is closed")
         if self._sender is None:
             raise Closed("the producer is not started: use `async with` or `await start()`")
+        self.outbox.check()
         return self._sender
 
     async def _open_target(self, topic: str) -> Target:
@@ -276,7 +277,6 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
     async def _ready(self, topic: str) -> Target:
         """The topic's target, once there is room."""
         sender = self._running()
-        self._check_loop()
         target = self.targets.get(topic)
         if target is None:
             target = await sender.open_target(topic)

@@ -6,7 +6,7 @@ a delay: the broker resolves it with its own clock, so that a skewed clock here 
 
 import re
 from datetime import UTC, datetime, timedelta
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Context, Decimal, InvalidOperation
 from typing import NamedTuple, Self
 
 from duemq.errors import InvalidArgument
@@ -25,6 +25,8 @@ SECONDS_BEFORE = 10**11
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+# Whatever context the application has set.
+_UP = Context(28, ROUND_CEILING, traps=[])
 
 # Field numbers of duemq.v1.Batch: which of its three arrays says when.
 DELAYS_MS = 10
@@ -72,12 +74,12 @@ def delay_ms(delay: float | timedelta | str, field: str = "delay") -> int:
     the year 9999.
     """
     if isinstance(delay, timedelta):
-        milliseconds = _ceiling_of(Decimal(delay // _MICROSECOND) / 1000)
+        milliseconds = _ceiling(_UP.divide(delay // _MICROSECOND, 1000))
     elif isinstance(delay, str):
         milliseconds = _text_ms(delay, field)
     elif isinstance(delay, int | float) and not isinstance(delay, bool):
         try:
-            milliseconds = _ceiling_of(Decimal(str(delay)) * 1000)
+            milliseconds = _ceiling(_UP.multiply(Decimal(str(delay)), 1000))
         except (InvalidOperation, OverflowError, ValueError):
             raise _bad_delay(delay, field) from None
     else:
@@ -101,7 +103,7 @@ def deliver_at_ms(deliver_at: datetime | int | str) -> int:
         except ValueError:
             raise _bad_moment(deliver_at) from None
     if isinstance(moment, datetime):
-        if moment.tzinfo is None:
+        if moment.utcoffset() is None:
             raise _bad_moment(deliver_at, "it has no time zone")
         moment = -(-((moment - _EPOCH) // _MICROSECOND) // 1_000)
     if type(moment) is not int or not 0 <= moment <= DUE_MS_MAX:
@@ -129,20 +131,16 @@ def _text_ms(text: str, field: str) -> int:
         part = _PART.match(stripped, position)
         if part is None:
             raise _bad_delay(text, field)
-        total += Decimal(part[1]) * UNITS_MS[part[2]]
+        total = _UP.fma(Decimal(part[1]), UNITS_MS[part[2]], total)
         position = part.end()
     if not stripped:
         raise _bad_delay(text, field)
     return _ceiling(total)
 
 
-def _ceiling_of(milliseconds: Decimal) -> int:
+def _ceiling(milliseconds: Decimal) -> int:
     """Rounded up; what is negative stays so, however little it is."""
-    return _ceiling(milliseconds) if milliseconds >= 0 else -1
-
-
-def _ceiling(number: Decimal) -> int:
-    return int(number.to_integral_value(ROUND_CEILING))
+    return int(milliseconds.to_integral_value(ROUND_CEILING)) if milliseconds >= 0 else -1
 
 
 def _bad_delay(delay: object, field: str) -> InvalidArgument:

@@ -62,7 +62,7 @@ def _text_ms(text: str, now_ms: int, field: str) -> int | None:
 
 
 def _datetime_ms(moment: datetime) -> int | None:
-    if moment.tzinfo is None:
+    if moment.utcoffset() is None:
         return None
     # Rounded down: what was stored in that millisecond belongs to it.
     return (moment - _EPOCH) // _MILLISECOND

@@ -327,14 +327,14 @@ class Client:
         if task is None:
             task = asyncio.create_task(self._create(topic, timeout_s), name=f"create {topic}")
             self._creating[topic] = task
-            task.add_done_callback(lambda _: self._creating.pop(topic, None))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if task.cancelled() and caller is not None and not caller.cancelling():
-                self._check_open()  # it was `close`
-            raise
+            # Its error is heard of, also where all callers have given up.
+            task.add_done_callback(
+                lambda done: (self._creating.pop(topic), done.cancelled() or done.exception())
+            )
+        await asyncio.wait([task])
+        if task.cancelled():
+            self._check_open()  # it was `close`
+        return task.result()
 
     async def _create(self, topic: str, timeout_s: float) -> frozenset[str]:
         deadline = time.monotonic() + timeout_s

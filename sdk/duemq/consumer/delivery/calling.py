@@ -38,7 +38,8 @@ class Calling:
 
     def __init__(self, callback: Callback, *, batch: bool, group: str, client_id: str) -> None:
         """`batch`: it gets lists."""
-        self.callback = callback
+        # It may sort or empty a list: it gets a copy.
+        self.callback = (lambda messages: callback(list(messages))) if batch else callback
         self.batch = batch
         self._group = group
         self._client_id = client_id

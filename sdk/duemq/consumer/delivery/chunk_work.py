@@ -118,7 +118,7 @@ class Caller(Calling):
                 walk.next += 1
 
     def _call_batch(self, work: Work) -> None:
-        messages = list(work.chunk.messages)
+        messages = work.chunk.messages
         try:
             with self.span(messages):
                 check_ran(self.callback(messages))
@@ -162,7 +162,7 @@ class Caller(Calling):
                 _failed(work, [message], error)
 
     async def _await_batch(self, work: Work) -> None:
-        messages = list(work.chunk.messages)
+        messages = work.chunk.messages
         error = await self.awaited(messages, messages, self.span)
         if error is None:
             work.walk.next += len(messages)

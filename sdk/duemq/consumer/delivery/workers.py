@@ -131,10 +131,13 @@ class _Hands(Generic[T]):
 
 
 def _alive(hand: _Hand[Any]) -> bool:
-    worker = hand.worker
-    if worker is None or not hand.given_up:
-        return True
-    return bool(worker.is_alive() if isinstance(worker, threading.Thread) else not worker.done())
+    return hand.worker is None or not hand.given_up or _runs(hand.worker)
+
+
+def _runs(worker: Any) -> bool:
+    if isinstance(worker, threading.Thread):
+        return worker.is_alive()
+    return worker is not None and not worker.done()
 
 
 class ThreadWorkers(Generic[T]):
@@ -181,7 +184,7 @@ class ThreadWorkers(Generic[T]):
         """Threads in a callback that does not return are left behind; they are daemons."""
         for _ in self._hands.all:  # also one that was given up as it just became free
             self._todo.put(None)
-        threads = [hand.worker for hand in self._hands.good if hand.worker is not None]
+        threads = [hand.worker for hand in self._hands.good if _runs(hand.worker)]
         deadline = monotonic() + timeout_s
         for thread in threads:
             await asyncio.to_thread(thread.join, max(0.0, deadline - monotonic()))

@@ -3,6 +3,7 @@ import pickle
 import selectors
 import struct
 import threading
+from unittest.mock import ANY
 
 import pytest
 
@@ -41,6 +42,10 @@ def test_a_receipt_is_pickled_without_what_travels_meanwhile():
     other.on_done(threading.Lock().release)
     again = pickle.loads(pickle.dumps(receipt(stored(made), 1)))
     assert (again.offset, again.message_id) == (11, made.message_id(1))
+    assert again == receipt(made, 1) != receipt(made, 0)
+    receipts = Receipts([(made, 0, 2)])
+    assert (receipts.index(again), {again: 1}[receipts[1]]) == (1, 1)
+    assert again == ANY
 
 
 def test_a_delayed_receipt():
@@ -71,6 +76,29 @@ def test_what_callbacks_raise_is_logged_and_stops_nobody(raised, caplog):
     Losses(PendingReceipt, fail).add(lost, lost.error)
     lines = [record.getMessage().partition(" failed")[0] for record in caplog.records]
     assert lines == ["the callback of a receipt"] * 2 + ["on_error"] * 2
+
+
+def test_ctrl_c_goes_on_but_in_no_other_thread_it_is_none(caplog):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    def both():
+        made, lost = batch(1), batch(2)
+        lost.failed(ReadOnly("full"))
+        PendingReceipt(made, 0).add_done_callback(fail)
+        stored(made)
+        Losses(PendingReceipt, fail).add(lost, lost.error)
+        done.append(True)
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert not caplog.records
+    thread = threading.Thread(target=both)
+    thread.start()
+    thread.join()
+    assert done
+    assert len(caplog.records) == 3
 
 
 def test_a_loop_of_another_thread_wakes_when_the_message_is_stored():

@@ -1,5 +1,5 @@
-from datetime import UTC, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import Context, Decimal, localcontext
 
 import pytest
 from hypothesis import given
@@ -74,9 +74,29 @@ def test_illegal_delays(delay):
     assert raised.value.limit
 
 
+@pytest.mark.parametrize(
+    ("delay", "milliseconds"),
+    [
+        (100_007, 100_007_000),
+        (12.3456, 12_346),
+        ("1d1h1m7s", 90_067_000),
+        (timedelta(days=1, seconds=7), 86_407_000),
+    ],
+)
+def test_how_exact_the_application_reckons_shortens_no_delay(delay, milliseconds):
+    for context in Context(2), Context(2, traps=list(Context().flags)):
+        with localcontext(context):
+            assert delay_ms(delay) == milliseconds
+
+
 @given(st.floats(0, 1e9))
 def test_a_delay_is_never_shortened(seconds):
     assert delay_ms(seconds) >= Decimal(str(seconds)) * 1000 > delay_ms(seconds) - 1
+
+
+class Nowhere(tzinfo):
+    def utcoffset(self, _):
+        return None
 
 
 @pytest.mark.parametrize(
@@ -109,6 +129,7 @@ def test_moments(moment, milliseconds):
         "1969-12-31T23:59:59Z",
         "9999-12-31T23:59:59.9995Z",
         datetime(2026, 11, 21),
+        datetime(2026, 11, 21, tzinfo=Nowhere()),
         None,
     ],
 )

@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 
@@ -6,6 +6,11 @@ from duemq.errors import InvalidArgument
 from duemq.protocol import moments
 
 NOW_MS = 1_800_000_000_000
+
+
+class Nowhere(tzinfo):
+    def utcoffset(self, _: datetime | None) -> None:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,7 @@ def test_moments(moment: object, expected: int) -> None:
         "9" * 40,
         "-99999999d",
         datetime(2030, 1, 1),
+        datetime(2030, 1, 1, tzinfo=Nowhere()),
         datetime(1969, 1, 1, tzinfo=UTC),
     ],
 )

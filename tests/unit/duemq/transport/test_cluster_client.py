@@ -1,8 +1,9 @@
-"""Which channels and watches a client closes, and when."""
+"""Which channels and watches a client closes, and when; what it does when callers give up."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import ClassVar
 
 import pytest
@@ -164,3 +165,28 @@ async def test_a_start_that_is_given_up_while_another_one_s_watch_ends_leaves_no
     other.go_on.set()
     await asyncio.gather(first, second, return_exceptions=True)
     assert other.stopping.is_set()
+
+
+async def test_a_topic_that_cannot_be_made_is_no_lost_error_where_all_callers_have_given_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on, told = asyncio.Event(), asyncio.Event(), []
+
+    async def create(topic: str, timeout_s: float) -> frozenset[str]:
+        began.set()
+        await go_on.wait()
+        raise Unavailable("no broker")
+
+    monkeypatch.setattr(client, "_create", create)
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    asking = asyncio.create_task(client.topic_route("new", create=True))
+    await began.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    del asking  # which holds it
+    go_on.set()
+    await asyncio.wait(client._creating.values())
+    gc.collect()
+    assert not told

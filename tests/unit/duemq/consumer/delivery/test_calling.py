@@ -1,4 +1,4 @@
-"""Of many callbacks it is asked once whether anybody traces or measures them."""
+"""Of many callbacks it is asked once whether anybody traces or measures them; lists are copies."""
 
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ from duemq.consumer.delivery.order_lanes import OrderLanes
 from duemq.consumer.delivery.ordered_runs import Flow, OrderedCaller, OrderedRun
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.message import Message, Untraced
+from duemq.outcomes import BatchFailed
 from duemq.tracing import meters
 from duemq.v1.message_pb2 import Record
 
@@ -50,8 +51,8 @@ def run():
     return OrderedRun(Flow(of, lanes), lanes.take(0, COUNT))
 
 
-def caller(callback, kind=Caller, *rest):
-    return kind(callback, *rest, batch=False, group="g", client_id="c")
+def caller(callback, kind=Caller, *rest, batch=False):
+    return kind(callback, *rest, batch=batch, group="g", client_id="c")
 
 
 def test_by_a_thread(asked):
@@ -76,3 +77,51 @@ async def test_by_a_task_in_order(asked):
     given = run()
     await caller(callback, OrderedCaller, Lease.forever(lambda: 0.0)).call_async(given)
     assert ([segment.done for segment in given.segments], len(asked)) == ([COUNT], 1)
+
+
+class Changing:
+    """A callback that changes its list, and then has done all but the last message, or all."""
+
+    def __init__(self, change, last_fails):
+        self._change = change
+        self._last_fails = last_fails
+
+    def __call__(self, given):
+        last = given[-1]
+        self._change(given)
+        if self._last_fails:
+            raise BatchFailed({last: ValueError()})
+
+    async def awaited(self, given):
+        self(given)
+
+
+changes = pytest.mark.parametrize("change", [list.clear, list.reverse, lambda it: it.extend(it)])
+fails = pytest.mark.parametrize("last_fails", [False, True])
+
+
+@changes
+@fails
+async def test_what_a_callback_does_to_its_list_changes_nothing_of_the_queue(change, last_fails):
+    callback, first, second = Changing(change, last_fails), work(), work()
+    caller(callback, batch=True).call(first)
+    await caller(callback.awaited, batch=True).call_async(second)
+    undone = {COUNT - 1} if last_fails else set()
+    for each in first, second:
+        assert (each.walk.next, each.walk.aside) == (COUNT, undone)
+        again = Work(each.source, each.chunk, tuple(range(COUNT)))
+        caller(callback, batch=True).call(again)
+        assert set(again.finished) == set(range(COUNT)) - undone
+
+
+@changes
+@fails
+async def test_nor_in_order(change, last_fails):
+    callback, first, second = Changing(change, last_fails), run(), run()
+    lease = Lease.forever(lambda: 0.0)
+    caller(callback, OrderedCaller, lease, batch=True).call(first)
+    await caller(callback.awaited, OrderedCaller, lease, batch=True).call_async(second)
+    for each in first, second:
+        (segment,) = each.segments
+        assert segment.done == COUNT - last_fails
+        assert [failed.index for failed in segment.failures] == [COUNT - 1] * last_fails
