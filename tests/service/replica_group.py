@@ -39,6 +39,12 @@ def patient_hand_overs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handing_over, "ASKED_MS", 1_000 * WAIT_S)
 
 
+async def moved(leader, to: str):
+    """An operator moves the leader, once the other one follows: a stream may just be a new one."""
+    await until(lambda: to in leader.replica.leading.followers())
+    return await leader.replica.operators.hand_over(to)
+
+
 class SmallDisk(RealDisk):
     """A disk that is full, short of space, or slow to take a snapshot, while a test says so."""
 

@@ -22,7 +22,7 @@ from duemq.errors import DuemqError
 from duemq.transport import status
 from duemq.v1 import broker_pb2, stubs
 from duemq_server.timer_service.edge import broker_link
-from tests.service.replica_group import patient_hand_overs
+from tests.service.replica_group import moved, patient_hand_overs
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_timer_replicas import TimerGroup, TimerMember, bodies
 from tests.service.test_timer_service import HOUR_MS, TOPIC, running_shard, send
@@ -96,7 +96,7 @@ async def knows_of_two_shards(group: TimerGroup) -> TimerMember:
 
 async def leads(group: TimerGroup, one: TimerMember) -> None:
     leader = await group.in_sync(3)
-    await leader.replica.operators.hand_over(one.name)
+    await moved(leader, one.name)
     await until(lambda: one.replica is not None and one.term is not None)
 
 

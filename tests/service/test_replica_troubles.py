@@ -10,7 +10,14 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.store import StoreError
-from tests.service.replica_group import KIND, SEGMENT_BYTES, Group, Member, patient_hand_overs
+from tests.service.replica_group import (
+    KIND,
+    SEGMENT_BYTES,
+    Group,
+    Member,
+    moved,
+    patient_hand_overs,
+)
 from tests.service.replica_network import FAST, LASTING_S, others_of, running
 from tests.service.running_cluster import until
 
@@ -265,7 +272,7 @@ async def test_a_leader_whose_log_is_damaged_is_said_to_be(tmp_path, byte, monke
         other.start()
         await until(lambda: "let another replica lead" in other.reason)
         flip(segment, at + byte)  # else it would not start as a follower here, which reads all
-        await leader.replica.operators.hand_over(third.name)
+        await moved(leader, third.name)
         await until(lambda: len(other.lines) == 30)
     finally:
         await lines.stop()

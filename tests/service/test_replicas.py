@@ -25,6 +25,7 @@ from tests.service.replica_group import (
     Lines,
     LinesService,
     LinesTerm,
+    moved,
     patient_hand_overs,
 )
 from tests.service.replica_network import LASTING_S
@@ -269,7 +270,7 @@ async def test_an_operator_moves_the_leader(group):
     leader = await lines.in_sync(3)
     await leader.term.write(b"one")
     to = next(name for name in lines.members if name != leader.name)
-    answer = await leader.replica.operators.hand_over(to)
+    answer = await moved(leader, to)
     assert answer.leader == to
     await lines.write(b"two")
     assert (await lines.leader()).name == to

@@ -31,7 +31,7 @@ from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.replica import TimerReplica
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.limits import Limits
-from tests.service.replica_group import Group, Member, patient_hand_overs
+from tests.service.replica_group import Group, Member, moved, patient_hand_overs
 from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
 from tests.service.test_timer_service import TOPIC, delivered, send
 
@@ -139,7 +139,7 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         claimants = cluster.brokers["b0"].store.timer_owners._claimants
         assert [each.epoch for each in claimants.values()] == [leads.epoch]
 
-        assert (await leader.replica.operators.hand_over(other.name)).leader == other.name
+        assert (await moved(leader, other.name)).leader == other.name
         leader = await group.leader()
         assert leader is other
         await until(lambda: [each.epoch for each in claimants.values()] == [leads.epoch + 1])
