@@ -24,8 +24,8 @@ def cluster():
         yield cluster
 
 
-def planned(options, *nameservers):
-    patient_s = 0.1 if nameservers == (DEAD,) else 60.0
+def planned(options, *nameservers, patient_s=60.0):
+    patient_s = 0.1 if nameservers == (DEAD,) else patient_s
     with QueueClient(nameservers, timeout_s=patient_s) as client:
         return [(q.broker, q.queue, q.past) for q in client.queues(options)]
 
@@ -43,7 +43,7 @@ def test_the_queues_are_those_of_the_nameservers_that_answer(cluster):
 def test_a_topic_is_not_read_in_part_while_a_broker_is_lost(cluster, caplog):
     cluster.lost = [LOST]
     with pytest.raises(PartialAnswer, match="broker-1: it was at h:1, fell silent at 2023-11-1"):
-        planned(ORDERS, cluster.address)
+        planned(ORDERS, cluster.address, patient_s=0.1)
     with caplog.at_level(logging.WARNING):
         assert len(planned(replace(ORDERS, fail_on_data_loss=False), cluster.address)) == 2
     assert "broker-1: it was at h:1" in caplog.text
@@ -52,7 +52,23 @@ def test_a_topic_is_not_read_in_part_while_a_broker_is_lost(cluster, caplog):
 def test_a_topic_that_only_a_lost_broker_may_have_is_not_called_missing(cluster):
     cluster.lost = [LOST]
     with pytest.raises(PartialAnswer, match="broker-1"):
-        planned(Options("nowhere"), cluster.address)
+        planned(Options("nowhere"), cluster.address, patient_s=0.1)
+
+
+def test_a_broker_that_is_started_anew_is_waited_for(cluster, monkeypatch):
+    cluster.lost = [LOST]
+    routes, asked = QueueClient._routes, []
+
+    def back_soon(client, topic):
+        found = routes(client, topic)
+        asked.append(found)
+        if len(asked) == 2:
+            cluster.lost = []
+        return found
+
+    monkeypatch.setattr(QueueClient, "_routes", back_soon)
+    assert len(planned(ORDERS, cluster.address)) == 2
+    assert len(asked) == 3
 
 
 def test_a_broker_that_was_given_up_is_not_missed(cluster):

@@ -20,6 +20,7 @@ from duemq.errors import (
     DuemqError,
     MissingBroker,
     OffsetOutOfRange,
+    PartialAnswer,
     TopicNotFound,
     Unavailable,
 )
@@ -82,16 +83,16 @@ class QueueClient(Closing):
     def queues(self, options: Options) -> list[QueueBounds]:
         """The topic's queues on all brokers that serve it, with the offsets there now.
 
-        Raises TopicNotFound, PartialAnswer when a broker is lost (see `plan.require_whole`), or
-        Unavailable when no server answered in time.
+        Raises TopicNotFound, PartialAnswer when a broker is lost and does not come back in time
+        (see `plan.require_whole`), or Unavailable when no server answered in time.
         """
         topic = options.topic
         try:
-            routes = self._retried(partial(self._routes, topic))
+            routes = self._retried(partial(self._whole_routes, options))
+        except PartialAnswer:
+            raise
         except Unavailable as error:
             raise self._explained(error) from error
-        lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
-        require_whole(lost, options)
         route = routes.route(topic)
         if route is None:
             raise TopicNotFound(
@@ -165,6 +166,13 @@ class QueueClient(Closing):
         """As other clients say it: what is where a nameserver should be."""
         found = asyncio.run(diagnose(self._client.nameservers[0], self._tls))
         return Unavailable(f"{found.text} ({error.message})", retryable=error.retryable)
+
+    def _whole_routes(self, options: Options) -> RouteCache:
+        """A broker that is started anew is lost for a moment: PartialAnswer may be asked again."""
+        routes = self._routes(options.topic)
+        lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
+        require_whole(lost, options)
+        return routes
 
     def _routes(self, topic: str) -> RouteCache:
         """The topic's route and who is lost, as all nameservers together know."""
