@@ -142,8 +142,10 @@ class Broker:
                 tls=self.settings.tls,
             )
             known_to = await self.registration.check_free()
-            if lead is None:
-                await asyncio.to_thread(self._leave_out_lost, known_to)
+            if lead is None and known_to > store.log.end_position:
+                await asyncio.to_thread(
+                    recovery.leave_out_lost, store, known_to, self.settings.data_dir, self._disk
+                )
         except BaseException:
             store.close()
             raise
@@ -190,18 +192,6 @@ class Broker:
             segment_bytes=self.settings.segment_bytes,
             unsynced_boot=_boot_id() if self.settings.flush_mode == "async" else b"",
         )
-
-    def _leave_out_lost(self, known_to: int) -> None:
-        """Offsets that a newer copy of this data gave out, as nameservers know."""
-        data_dir, end = self.settings.data_dir, self.store.log.end_position
-        if known_to > end:
-            log.error(
-                "the log ends at %d here, and went on to %d when nameservers heard of it last: this"
-                " is an older copy, or has lost its end",
-                end,
-                known_to,
-            )
-            recovery.leave_out_lost(self.store, known_to, data_dir, self._disk)
 
     def _wire(self, opened: Opened) -> None:
         settings, server, store = self.settings, self.server, opened.store

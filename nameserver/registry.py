@@ -140,6 +140,11 @@ class Registry:
                 for key, one in self._instances.items()
                 if one.report.store_id
             }
+        if isinstance(report, BrokerReport) and report.log_end:
+            self._log_ends.pop(report.store_id, None)
+            self._log_ends[report.store_id] = report.log_end
+            if len(self._log_ends) > LOG_ENDS_MAX:
+                del self._log_ends[next(iter(self._log_ends))]
 
     def register(self, version: Version, report: Report, now_ms: int, expiry_ms: int = 0) -> bool:
         """Takes a report in.  False: an older one than the known, or name or store is another's.
@@ -185,16 +190,8 @@ class Registry:
             self._routes.replace(known.report if known else None, report)
         return True
 
-    def note_log_end(self, store_id: int, log_end: int) -> None:
-        """Of a report that was taken in: how far the store's log goes; 0: it does not say."""
-        if store_id and log_end:
-            self._log_ends.pop(store_id, None)
-            self._log_ends[store_id] = log_end
-            if len(self._log_ends) > LOG_ENDS_MAX:
-                del self._log_ends[next(iter(self._log_ends))]
-
     def log_end(self, store_id: int) -> int:
-        """As `note_log_end` was told last; 0: never."""
+        """Where the store's log ended as its broker said last; 0: it never did."""
         return self._log_ends.get(store_id, 0)
 
     def deregister(

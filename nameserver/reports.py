@@ -56,6 +56,8 @@ class BrokerReport:
     store_id: int = 0
     replicas: tuple[ReplicaReport, ...] = ()
     epoch: int = 0
+    log_end: int = field(default=0, compare=False)
+    """How far the store's log goes, which nobody watches; 0: it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

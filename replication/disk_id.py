@@ -22,9 +22,8 @@ from duemq.errors import InvalidArgument
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile
-from duemq_server.storage.replicas import DISK_ID_FILE
+from duemq_server.storage.replicas import DISK_ID_FILE, is_replicas
 
-FILE_NAME = DISK_ID_FILE
 DISK_ID_BYTES = 16
 _EPOCH = struct.Struct("<Q")
 
@@ -41,7 +40,7 @@ def load_or_make(data_dir: str, disk: Disk, fresh: bytes) -> DiskId:
 
     Raises CorruptFile, DiskFull, DiskFailed.
     """
-    path = os.path.join(data_dir, FILE_NAME)
+    path = os.path.join(data_dir, DISK_ID_FILE)
     known = checkpoint.load(path, disk)
     if known is None:
         return save(data_dir, disk, DiskId(fresh))
@@ -57,7 +56,7 @@ def save(data_dir: str, disk: Disk, known: DiskId) -> DiskId:
     Raises DiskFull, DiskFailed.
     """
     data = known.id + _EPOCH.pack(known.epoch)
-    checkpoint.save(os.path.join(data_dir, FILE_NAME), data, disk)
+    checkpoint.save(os.path.join(data_dir, DISK_ID_FILE), data, disk)
     return known
 
 
@@ -67,8 +66,8 @@ def check_none(data_dir: str) -> None:
     It may lack what was acknowledged; and what it would append alone, in an epoch that another one
     leads, nobody could tell from the other's entries afterwards (protocol/epochs.py).
     """
-    path = os.path.join(data_dir, FILE_NAME)
-    if os.path.exists(path):
+    if is_replicas(data_dir):
+        path = os.path.join(data_dir, DISK_ID_FILE)
         raise InvalidArgument(
             f"data_dir: {data_dir} is a replica's: start it with its replica, replicas and"
             " lease_store. To go on without replicas for good, stop all of them, take the one that"

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from duemq_server.storage.dirlock import LOCK_NAME, DirLock
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import StorageError
-from duemq_server.storage.replicas import DISK_ID_FILE
+from duemq_server.storage.replicas import is_replicas
 from duemq_server.storage.tools.check import check
 from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.tools.dump import dump
@@ -66,7 +66,7 @@ def _locked(directory: str) -> Iterator[None]:
 def _check_last_copy(directory: str) -> None:
     """Raises ValueError for a log that others hold too, and whole."""
     data_dir = os.path.dirname(os.path.abspath(directory))
-    if os.path.exists(os.path.join(data_dir, DISK_ID_FILE)):
+    if is_replicas(data_dir):
         raise ValueError(
             f"{data_dir} is a replica's: empty it, and it gets everything from the one that leads."
             " What is given up in it is lost for all once it leads: --last-copy does that, for when"

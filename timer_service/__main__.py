@@ -16,6 +16,7 @@ from duemq_server.serving.clock import now_ms
 from duemq_server.storage.dirlock import DirLock
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import StorageError
+from duemq_server.storage.replicas import is_replicas
 from duemq_server.timer_service import malloc
 from duemq_server.timer_service.disk import set_aside
 from duemq_server.timer_service.process import TimerService
@@ -61,7 +62,7 @@ def _set_aside(arguments: Sequence[str]) -> int:
     if not os.path.isdir(directory):
         print(f"error: {directory} is not a directory", file=sys.stderr)
         return 2
-    if os.path.exists(os.path.join(directory, disk_id.FILE_NAME)) and not last_copy:
+    if is_replicas(directory) and not last_copy:
         print(
             f"error: {directory} is a replica's: empty it, and it gets everything from the one that"
             f" leads. What is given up in it may be missed once it leads: {LAST_COPY} in front of"

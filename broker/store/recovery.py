@@ -281,12 +281,18 @@ class Opening:
 
 
 def leave_out_lost(store: Store, known_to: int, data_dir: str, disk: Disk) -> None:
-    """This data is from an older copy: the log once went on to `known_to`, and further.
+    """This data is from an older copy: nameservers know that the log went on to `known_to`.
 
     As `Opening.skip_lost`, of a store that was opened and has taken nothing yet.  Raises DiskFull,
     DiskFailed.
     """
     end, lost_to = store.log.end_position, known_to + UNTOLD_BYTES
+    log.error(
+        "the log ends at %d here, and went on to %d when nameservers heard of it last: this is an"
+        " older copy, or has lost its end",
+        end,
+        known_to,
+    )
     skipped = store.tables.skip_lost(None, 0, (lost_to - end) // frame.RECORD_BYTES_MIN)
     _tell_lost(skipped, end, lost_to)
     take_checkpoint(data_dir, disk, store.log, store.tables, end)

@@ -88,8 +88,6 @@ class NameserverServicer:
             return pb.RegisterResponse(accepted=True, known_log_end=known)
         before = self._registry.revision
         accepted = self._registry.register(version, report, now_ms, request.expiry_ms)
-        if accepted:
-            self._registry.note_log_end(report.store_id, request.broker.log_end)
         self._wake_after(before)
         return pb.RegisterResponse(accepted=accepted)
 
@@ -316,8 +314,15 @@ def _report_of(request: pb.RegisterRequest) -> Report:
     if kind == "broker":
         broker = request.broker
         checks.between("broker.log_end", broker.log_end, 0, LOG_END_MAX)
-        topics = _topics_of(broker)
-        return BrokerReport(name, address, topics, broker.store_id, replicas, broker.epoch)
+        return BrokerReport(
+            name,
+            address,
+            _topics_of(broker),
+            broker.store_id,
+            replicas,
+            broker.epoch,
+            broker.log_end,
+        )
     timer = request.timer
     checks.between("timer.shards", timer.shards, 1, SHARDS_MAX)
     checks.between("timer.shard", timer.shard, 0, SHARDS_MAX - 1)

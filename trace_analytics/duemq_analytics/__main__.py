@@ -45,7 +45,8 @@ from duemq_analytics.waterfall.places import CLOCKS_APART
 INTERRUPTED = "interrupted"
 
 SOURCE_OPTION = "failOnDataLoss=false"
-INSTEAD = "trace land --skip-lost, then trace report --lake"
+# What a command has in its place.
+INSTEAD = {"land": "--skip-lost", "report": "trace land --skip-lost, then trace report --lake"}
 
 BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
@@ -270,11 +271,12 @@ def _result(summary: Summary) -> dict[str, Any]:
 
 def _failed(arguments: argparse.Namespace, error: object, code: int) -> int:
     # What the source names is an option of its own, which no command here has.
+    instead = INSTEAD.get(arguments.command, SOURCE_OPTION)
     fields = _fields(error)
-    fields["message"] = fields["message"].replace(SOURCE_OPTION, INSTEAD)
+    fields["message"] = fields["message"].replace(SOURCE_OPTION, instead)
     if arguments.json:
         print(json.dumps({"error": fields}))
-    said = str(error).replace(SOURCE_OPTION, INSTEAD)
+    said = str(error).replace(SOURCE_OPTION, instead)
     print(f"trace {arguments.command}: {said}", file=sys.stderr)
     return code
 

@@ -169,8 +169,6 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
             )
         except Stopped:  # before the query was there
             return 0
-        except Rejected as error:  # the source names its own option
-            raise Rejected(error.message.replace("failOnDataLoss=false", "--skip-lost")) from error
 
 
 def _land(arguments: argparse.Namespace, spark: SparkSession, wanted: Any) -> int:

@@ -69,16 +69,17 @@ class Outbox:
         limit_bytes: int,
         frame_bytes: int,
         wake_pump: Callable[[], object],
+        check: Callable[[], object] = lambda: None,
     ) -> None:
-        """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep."""
+        """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep;
+        `check` raises Closed where nobody may add."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         """Accepted and not yet answered."""
         self.lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
         self.frame_bytes = frame_bytes
         self._wake_pump = wake_pump
-        self.check: Callable[[], object] = lambda: None
-        """Raises Closed where nobody may add."""
+        self.check = check
         self._asleep = True
         self.arrivals: deque[Batch] = deque()
         """Begun since the last `take_arrivals`."""

@@ -90,8 +90,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
             if not blocking and asyncio.get_running_loop() is not loop:
                 raise Closed("the producer belongs to another event loop")
 
-        self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump)
-        self.outbox.check = check
+        self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump, check)
         self._sender = sender = Sender(self._client, settings, self.outbox, self._losses)
         keyed = KeyedIntake(self.outbox, self._timer_calls, sender, settings.send_timeout_s)
         gathered = sender.pump.open, sender.pump.early, self.outbox.arrivals, keyed

@@ -445,8 +445,10 @@ def replicated(*replicas, epoch=3):
 
 def test_the_ends_of_so_many_logs_are_remembered_those_told_last(registry, monkeypatch):
     monkeypatch.setattr(module, "LOG_ENDS_MAX", 2)
-    for store_id, log_end in ((1, 10), (2, 20), (1, 15), (0, 99), (2, 0), (3, 30)):
-        registry.note_log_end(store_id, log_end)
+    told = ((1, 10), (2, 20), (1, 15), (0, 99), (2, 0), (3, 30))
+    for counter, (store_id, log_end) in enumerate(told, 1):
+        report = BrokerReport(f"b{store_id}", "b:1", store_id=store_id, log_end=log_end)
+        assert registry.register(Version(1, counter), report, 0)
     assert [registry.log_end(store_id) for store_id in range(4)] == [0, 15, 0, 30]
 
 

@@ -6,6 +6,7 @@ from duemq_server.replication import disk_id
 from duemq_server.replication.disk_id import DiskId
 from duemq_server.storage import checkpoint
 from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.replicas import DISK_ID_FILE
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 DATA = "/data"
@@ -26,7 +27,7 @@ def test_a_directory_keeps_its_id() -> None:
 
 def test_an_emptied_directory_has_another_one() -> None:
     disk = made()
-    disk.unlink(f"{DATA}/{disk_id.FILE_NAME}")
+    disk.unlink(f"{DATA}/{DISK_ID_FILE}")
     assert disk_id.load_or_make(DATA, disk, OTHER) == DiskId(OTHER)
 
 
@@ -44,7 +45,7 @@ def test_the_epoch_that_the_log_has_held_is_kept_beside_it() -> None:
 
 def test_an_id_from_before_epochs_were_kept_is_read() -> None:
     disk = made()
-    checkpoint.save(f"{DATA}/{disk_id.FILE_NAME}", ONE, disk)
+    checkpoint.save(f"{DATA}/{DISK_ID_FILE}", ONE, disk)
     assert disk_id.load_or_make(DATA, disk, OTHER) == DiskId(ONE)
 
 
@@ -59,6 +60,6 @@ def test_an_id_is_whole_or_not_there() -> None:
 
 def test_what_is_no_id_is_refused() -> None:
     disk = made()
-    checkpoint.save(f"{DATA}/{disk_id.FILE_NAME}", b"short", disk)
+    checkpoint.save(f"{DATA}/{DISK_ID_FILE}", b"short", disk)
     with pytest.raises(CorruptFile, match="5 bytes, not 16"):
         disk_id.load_or_make(DATA, disk, OTHER)

@@ -26,22 +26,25 @@ from duemq_server.serving.resources import memory
 
 async def main():
     memory.LOOK_S = 0.1
-    looks = []
+    looked = asyncio.Event()
 
     def rss():
-        looks.append(memory.rss_bytes())
-        return looks[-1]
+        looked.set()
+        return memory.rss_bytes()
+
+    async def next_look():
+        looked.clear()
+        await looked.wait()
 
     watching = asyncio.create_task(memory.watch(rss))
-    while not looks:
-        await asyncio.sleep(0.01)
+    await next_look()
     least = memory.rss_bytes()
     burst = [bytes(100_000) for _ in range(2_000)]
     stays = bytes(100_000)
     grown = memory.rss_bytes() - least
     burst.clear()
     while memory.rss_bytes() - least > grown / 2:
-        await asyncio.sleep(0.01)
+        await next_look()
     watching.cancel()
     print(grown, len(stays))
 

@@ -9,9 +9,9 @@ import pytest
 import duemq_server.storage.tools.set_aside
 from duemq.errors import Corrupt
 from duemq_recurring.occurrences import CatchUp
-from duemq_server.replication import disk_id
 from duemq_server.storage.errors import CorruptFile, CorruptLog
 from duemq_server.storage.record import HEADER_BYTES
+from duemq_server.storage.replicas import DISK_ID_FILE
 from duemq_server.timer_service.__main__ import main
 from duemq_server.timer_service.disk.set_aside import FOLDER, set_aside
 from tests.property.schedule_world import ScheduleWorld, plan_of
@@ -267,7 +267,7 @@ def test_a_replica_gives_up_nothing_that_others_have(
     tmp_path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would be lost once that one leads, and the others have another state than it."""
-    (tmp_path / disk_id.FILE_NAME).write_bytes(b"")
+    (tmp_path / DISK_ID_FILE).write_bytes(b"")
     assert main(["set-aside", str(tmp_path)]) == 2
     assert "is a replica's: empty it" in capsys.readouterr().err
     assert not (tmp_path / "checkpoint").exists()
