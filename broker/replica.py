@@ -50,6 +50,10 @@ class BrokerReplica:
             segment_bytes=self._settings.segment_bytes,
         )
 
+    def not_to_found(self) -> str:
+        """Any broker may be new."""
+        return ""
+
     def lead(self, state: ReplicaState, leading: Leading, server: Server) -> Broker:
         """A broker on what was followed."""
         assert isinstance(state, Standby)

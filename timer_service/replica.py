@@ -10,6 +10,7 @@ from duemq_server.serving.clock import now_ms
 from duemq_server.serving.server import Server
 from duemq_server.storage.disk import RealDisk, short_of_space
 from duemq_server.timer_service.disk import place
+from duemq_server.timer_service.disk.data_directory import checkpoint_path
 from duemq_server.timer_service.disk.snapshots import snapshot
 from duemq_server.timer_service.disk.snapshots.snapshot import Leaving
 from duemq_server.timer_service.disk.standby import Standby
@@ -45,8 +46,16 @@ class TimerReplica:
         """Raises InvalidArgument, Corrupt, StorageError."""
         settings = self._settings
         limits = dataclasses.replace(settings.limits(), log_kept_bytes=LOG_KEPT_BYTES)
-        place.check(settings.data_dir, self._disk, settings.shard, settings.shards)
+        # A lost disk is a new one, also of a shard that leaves: the group has its timers.
+        is_new = not self._disk.exists(checkpoint_path(settings.data_dir))
+        of = settings.shard, settings.shards
+        place.check(settings.data_dir, self._disk, *of, may_leave=is_new)
         return Standby.open(settings.data_dir, self._disk, limits, clock=now_ms)
+
+    def not_to_found(self) -> str:
+        """A shard that leaves has timers, so it has a group."""
+        settings = self._settings
+        return place.not_new(settings.shard, settings.shards, f"a new group, {settings.name}")
 
     def lead(self, state: ReplicaState, leading: Leading, server: Server) -> TimerService:
         """A shard on what was followed."""

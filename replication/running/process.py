@@ -49,6 +49,7 @@ class Replica:
         self.server = Server(settings)
         self.service = service
         self.operators = Operators(self)
+        self._founding = Founding(settings.nameservers, settings.name, service.kind, settings.tls)
         self.leading: Leading | None = None
         """From when it has won."""
         self.term: Term | None = None
@@ -77,7 +78,7 @@ class Replica:
             self.state,
             self.store,
             self.server.advertised,
-            Founding(settings.nameservers, settings.name, self.service.kind, settings.tls).refusal,
+            self._not_to_found,
             tls=settings.tls,
         )
         self.campaign.on_role = self._role_changed
@@ -94,6 +95,10 @@ class Replica:
                 settings.name,
                 settings.in_sync_min,
             )
+
+    async def _not_to_found(self, now_ms: int) -> str:
+        """As Campaign asks for it."""
+        return self.service.not_to_found() or await self._founding.refusal(now_ms)
 
     def _replicas(self) -> list[nameserver_pb2.ReplicaReport]:
         return self.leading.replicas() if self.leading is not None else []

@@ -50,6 +50,10 @@ class Service(Protocol):
         """Opens the data directory.  Waits for the disk."""
         ...
 
+    def not_to_found(self) -> str:
+        """Why its group cannot begin with an empty directory; empty: it can."""
+        ...
+
     def lead(self, state: ReplicaState, leading: Leading, server: Server) -> Term:
         """All of the log is applied; the state is the term's from now on."""
         ...

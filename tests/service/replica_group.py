@@ -221,6 +221,9 @@ class LinesService:
         self.directory.mkdir(parents=True, exist_ok=True)
         return Lines(self.directory, secrets.randbits(63), self.disk)
 
+    def not_to_found(self) -> str:
+        return ""
+
     def lead(self, state, leading, server) -> LinesTerm:
         self.term = LinesTerm(state, leading)
         return self.term

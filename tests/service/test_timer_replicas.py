@@ -33,7 +33,7 @@ from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.timers.limits import Limits
 from tests.service.replica_group import Group, Member, moved, patient_hand_overs
 from tests.service.running_cluster import HEARTBEAT_S, Cluster, running_cluster, until
-from tests.service.test_timer_service import TOPIC, delivered, send
+from tests.service.test_timer_service import TOPIC, delivered, running_shard, send
 
 NAMES = ("a", "b", "c")
 SMALL = Limits(
@@ -80,7 +80,7 @@ class TimerMember(Member):
 class TimerGroup(Group):
     """All of them."""
 
-    def __init__(self, root: Path, nameserver: str) -> None:
+    def __init__(self, root: Path, nameserver: str, **settings: Any) -> None:
         super().__init__(root, len(NAMES))
         for name, member in self.members.items():
             member.__class__ = TimerMember
@@ -90,7 +90,15 @@ class TimerGroup(Group):
             }
             given |= {"name": "t0", "replica": name, "nameservers": (nameserver,)}
             given |= {"heartbeat_period": HEARTBEAT_S, "drain_timeout": 0.1}
-            member.settings = Settings(**given)
+            member.settings = Settings(**given | settings)
+
+    async def start_with(self, **settings: Any) -> None:
+        """All anew."""
+        for member in self.members.values():
+            if member.task is not None:
+                await member.kill()
+            member.settings = dataclasses.replace(member.settings, **settings)
+        self.start()
 
 
 @pytest.fixture
@@ -159,6 +167,57 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
             return await bodies(cluster) == sorted([*due_now, b"more"])
 
         await until(more_came)
+        await group.in_sync(3)
+    finally:
+        await group.stop()
+
+
+async def test_a_replica_of_a_shard_that_leaves_gets_a_new_disk_and_can_lead(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient_hand_overs(monkeypatch)
+    group = TimerGroup(tmp_path / "t1", cluster.nameserver, name="t1", shard=1, shards=2)
+    async with running_shard(cluster, tmp_path, name="t0", shard=0, shards=2):
+        group.start()
+        try:
+            leader = await group.in_sync(3)
+            place = leader.replica.service.term.place
+            await until(lambda: place.key_shards == 2)
+            pending = 0
+            while not pending:
+                await send(cluster, [b"x"], [3_600_000], producer_id=0, queue_id=-1)
+                pending = leader.replica.service.term.shard.scheduler.ledger.pending
+            await group.start_with(shards=1)
+            leader = await group.in_sync(3)
+            other = next(each for each in group.members.values() if each is not leader)
+            await other.kill()
+            shutil.rmtree(other.directory)
+            killed = other.replica.me
+            other.start()
+            await until(lambda: getattr(other.replica, "me", killed) != killed)
+            leads = leader.replica.leading.leader
+            await until(lambda: other.replica.me in leads.record.in_sync)
+
+            assert (await moved(leader, other.name)).leader == other.name
+            assert await group.leader() is other
+            term = other.replica.service.term
+            await until(lambda: term.place.key_shards == 2)
+            assert term.place.leaves
+            assert term.shard.scheduler.ledger.pending >= pending
+        finally:
+            await group.stop()
+
+
+async def test_a_shard_that_leaves_does_not_begin_as_a_new_group(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    group = TimerGroup(tmp_path / "t1", cluster.nameserver, name="t1", shard=1, shards=1)
+    group.start()
+    members = group.members.values()
+    try:
+        await until(lambda: all("only one that has timers can leave" in m.reason for m in members))
+        assert all(each.replica.record is None for each in members)
+        await group.start_with(shards=2)
         await group.in_sync(3)
     finally:
         await group.stop()

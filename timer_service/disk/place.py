@@ -90,8 +90,20 @@ class Place:
             )
 
 
-def check(directory: str, disk: Disk, shard: int, shards: int) -> Place:
+def not_new(shard: int, shards: int, what: str) -> str:
+    """Why a shard cannot begin as `what`; empty: it can."""
+    if shard < shards:
+        return ""
+    return (
+        f"shard is {shard}, must be below shards, {shards}, for {what}: only one that has timers"
+        " can leave"
+    )
+
+
+def check(directory: str, disk: Disk, shard: int, shards: int, *, may_leave: bool = False) -> Place:
     """The place of a data directory that is this shard's, or new; then it becomes so.
+
+    `may_leave`: also a new one may be that of a shard which leaves.
 
     Raises InvalidArgument if it is another shard's, or new and `shard` is none of so many;
     CorruptFile, UnknownVersion, DiskFull, DiskFailed.
@@ -100,14 +112,9 @@ def check(directory: str, disk: Disk, shard: int, shards: int) -> Place:
     path = os.path.join(directory, FILE)
     saved = checkpoint.load(path, disk)
     if saved is None:
-        if shard >= shards:
-            raise InvalidArgument(
-                f"shard is {shard}, must be below shards, {shards}, for a new data directory,"
-                f" {directory}: only one that has timers can leave",
-                field="shard",
-                value=shard,
-                limit=shards - 1,
-            )
+        reason = not_new(shard, shards, f"a new data directory, {directory}")
+        if reason and not may_leave:
+            raise InvalidArgument(reason, field="shard", value=shard, limit=shards - 1)
         place = Place(shard, shards, path, disk)
         place.save()
         return place

@@ -23,6 +23,16 @@ def test_a_new_one_is_of_a_shard_that_there_is() -> None:
     assert not place.check("/data", disk, 1, 2).leaves
 
 
+def test_the_new_disk_of_a_replica_may_be_of_one_that_leaves() -> None:
+    disk = FaultyDisk()
+    assert place.check("/data", disk, 1, 1, may_leave=True).leaves
+    disk = disk.after_kill()
+    found = place.check("/data", disk, 1, 1)  # as whoever leads looks at it
+    assert (found.leaves, found.key_shards, found.returns) == (True, 0, False)
+    found.learn(2)
+    assert place.check("/data", disk.after_kill(), 1, 2).returns
+
+
 def test_keys_stay_divided_as_they_were_first() -> None:
     disk = FaultyDisk()
     place.check("/data", disk, 1, 2).learn(2)
