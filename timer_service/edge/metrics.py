@@ -15,8 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from duemq_server.timer_service.scheduling.holding import changes as holding
-from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS
-from duemq_server.timer_service.scheduling.topic_lateness import BUCKETS_MS
+from duemq_server.timer_service.scheduling.topic_lateness import BUCKETS_MS, TopicLateness
 
 if TYPE_CHECKING:
     from duemq_server.storage.writer import Commit
@@ -71,23 +70,21 @@ class ShardCollector(Collector):
             ("ingest_lag", "Delayed messages at brokers, not yet fetched", self._lag()),
         ):
             yield GaugeMetricFamily(f"duemq_timer_{name}", text, value=value)
-        yield self._lateness()
+        yield lateness_of(self._shard.topic_lateness)
 
     def _refused_lanes(self) -> int:
         return sum(1 for lane in self._shard.scheduler.dispatcher.lanes() if lane.failures)
 
-    def _lateness(self) -> Metric:
-        lateness = self._shard.lateness
-        buckets = [
-            (str(bound), float(lateness.total[bound > BOUNDS_MS].sum())) for bound in BUCKETS_MS
-        ]
-        buckets.append(("+Inf", float(lateness.count)))
-        return HistogramMetricFamily(
-            "duemq_timer_lateness_ms",
-            "From the due time to the broker's answer that the message is durable",
-            buckets=buckets,
-            sum_value=float(lateness.sum_ms),
-        )
+
+def lateness_of(lateness: TopicLateness) -> Metric:
+    """Of all topics together."""
+    bounds = [*map(str, BUCKETS_MS), "+Inf"]
+    return HistogramMetricFamily(
+        "duemq_timer_lateness_ms",
+        "From the due time to the broker's answer that the message is durable",
+        buckets=list(zip(bounds, map(float, lateness.total_buckets()), strict=True)),
+        sum_value=float(lateness.total_sum_ms()),
+    )
 
 
 class LinksCollector(Collector):

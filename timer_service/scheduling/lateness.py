@@ -33,12 +33,9 @@ BOUNDS_MS = _bounds()
 
 
 class Lateness:
-    """Lateness of the last minute's fires, and of all."""
+    """Lateness of the last minute's fires; of all, see topic_lateness.py."""
 
     def __init__(self) -> None:
-        self.total = np.zeros(BUCKETS, dtype=np.int64)
-        self.sum_ms = 0
-        self.count = 0
         self.early = 0  # stored before they were due: must stay 0
         self.past_due = 0  # when they were accepted
         self._ring = np.zeros((WINDOW_S, BUCKETS), dtype=np.int32)
@@ -78,9 +75,6 @@ class Lateness:
         slot = self._second % WINDOW_S
         self._ring[slot] += counts.astype(np.int32)
         self._max[slot] = max(int(self._max[slot]), int(late_ms.max()))
-        self.total += counts
-        self.sum_ms += int(late_ms.sum())
-        self.count += len(late_ms)
 
     def percentiles(self, now_ms: int, *shares: float) -> list[float]:
         """Of the last minute, in milliseconds; 0 if nothing fired."""

@@ -54,3 +54,12 @@ class TopicLateness:
     def sum_ms(self, topic: str) -> int:
         """Of all."""
         return self._sums_ms[topic]
+
+    def total_buckets(self) -> list[int]:
+        """As `buckets`, of all topics together."""
+        none = np.zeros(len(BUCKETS_MS) + 1, dtype=np.int64)
+        return np.cumsum(sum(self._counts.values(), none)).tolist()
+
+    def total_sum_ms(self) -> int:
+        """As `sum_ms`, of all topics together."""
+        return sum(self._sums_ms.values())

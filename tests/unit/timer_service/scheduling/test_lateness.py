@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from duemq_server.timer_service.edge.metrics import lateness_of
 from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS, BUCKETS, EXACT_MS, Lateness
+from duemq_server.timer_service.scheduling.topic_lateness import TOPICS_MAX, TopicLateness
 
 NOW = 1_700_000_000_000
 
@@ -32,7 +34,6 @@ def test_percentiles_and_maximum_are_of_the_last_minute() -> None:
     assert p50 == 1.0
     assert p99 == pytest.approx(98, rel=0.13)
     assert lateness.max_ms(NOW) == 99
-    assert lateness.count == 201
 
 
 @pytest.mark.parametrize("by_ms", [-3_600_000, 3_600_000])
@@ -68,4 +69,35 @@ def test_what_was_due_when_it_was_accepted_is_counted_for_itself() -> None:
 
     assert lateness.percentiles(NOW, 0.5, 0.99) == [2.0, 2.0]
     assert lateness.max_ms(NOW) == 2
-    assert (lateness.count, lateness.past_due) == (1, 2)
+    assert lateness.past_due == 2
+
+
+def shown(lateness: TopicLateness) -> dict[str, float]:
+    """The shard's histogram: by `le`, and the sum."""
+    samples = lateness_of(lateness).samples
+    return {
+        each.labels.get("le", each.name.removeprefix("duemq_timer_lateness_ms_")): each.value
+        for each in samples
+    }
+
+
+def test_the_histogram_has_what_was_answered_just_now() -> None:
+    lateness = TopicLateness()
+    lateness.record("t", np.array([NOW - 10, NOW - 11, 0]), NOW, np.array([False, False, True]))
+    found = shown(lateness)
+    assert (found["8"], found["10"], found["16"], found["+Inf"]) == (0, 1, 2, 2)
+    assert (found["count"], found["sum"]) == (2, 21)
+
+
+def test_the_histogram_has_all_topics_and_nothing_of_it_goes_back() -> None:
+    lateness = TopicLateness()
+    assert (shown(lateness)["count"], shown(lateness)["sum"]) == (0, 0)
+    for n in range(TOPICS_MAX + 10):
+        lateness.record(f"t{n}", np.array([NOW - 3]), NOW)
+        found = shown(lateness)
+        assert (found["2"], found["3"], found["count"], found["sum"]) == (
+            0,
+            n + 1,
+            n + 1,
+            3 * n + 3,
+        )
