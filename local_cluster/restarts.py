@@ -3,8 +3,9 @@
 Pure: takes `now_ms`, answers a time.  Owned and mutated by: the supervisor thread.
 
 A first death is answered almost at once; each further one within `STABLE_MS` of the start before
-doubles the pause.  A child that keeps dying (`RAPID_DEATHS_MAX` in a row, none of them stable) is
-given up: it needs a person, for instance because its log is corrupt.
+doubles the pause.  A child that keeps dying (more than `RAPID_DEATHS_MAX` times in a row, never
+stable) is given up: it needs a person, for instance because its log is corrupt.  One that cannot be
+started counts as one that died: the machine may be short of processes or descriptors for a moment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class RestartPolicy:
         self._started_ms = now_ms
 
     def died(self, now_ms: int) -> int | None:
-        """Answers when to start it again, by the same clock, or None to give it up."""
+        """When to start it again, by the same clock; None: it is given up.
+
+        It died, or could not be started.
+        """
         if now_ms - self._started_ms >= STABLE_MS:
             self._rapid_deaths = 0
         self._rapid_deaths += 1

@@ -202,8 +202,8 @@ class Supervisor:
             if member.state is State.PAUSED and member.start_at_ms <= _now_ms():
                 try:
                     self._spawn(member)
-                except OSError as error:
-                    self._give_up(member, str(error))
+                except OSError as error:  # the machine is short of something, maybe not for long
+                    self._pause(member, f"not started: {error}")
                 else:
                     self.emit("restarted", member=member.name, pid=_pid(member))
 
@@ -278,9 +278,13 @@ class Supervisor:
         if member.held or self.stopping.is_set():
             return
         self.emit("died", member=member.name, pid=pid, reason=_reason(code))
+        self._pause(member, _reason(code))
+
+    def _pause(self, member: Member, reason: str) -> None:
+        """Before it is started again, unless it needs a person."""
         start_at_ms = member.policy.died(_now_ms())
         if start_at_ms is None:
-            self._give_up(member, _reason(code))
+            self._give_up(member, reason)
         else:
             member.state = State.PAUSED
             member.start_at_ms = start_at_ms

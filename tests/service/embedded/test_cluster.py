@@ -162,6 +162,28 @@ def test_a_member_that_keeps_dying_is_given_up(
     assert events.wait("failed").details["member"] == "broker-0"
 
 
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_dead_member_that_cannot_be_started_is_tried_as_often_as_one_that_dies(
+    running: EmbeddedCluster, events: Events, monkeypatch: pytest.MonkeyPatch, lasts: bool
+) -> None:
+    monkeypatch.setattr(restarts, "RAPID_DEATHS_MAX", 3)
+    monkeypatch.setattr(restarts, "STABLE_MS", 3_600_000)
+    monkeypatch.setattr(restarts, "PAUSE_FIRST_MS", 1)
+    start, tries = subprocess.Popen, []
+
+    def short(*given, **options):
+        tries.append(given)
+        if lasts or len(tries) < 3:
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        return start(*given, **options)
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", short)
+    running.kill("broker-0", restart=True)
+    assert events.wait("failed" if lasts else "restarted").details["member"] == "broker-0"
+    assert len(tries) == 3  # it died once besides
+    assert ("failed" in events.seen) == lasts
+
+
 def test_a_member_that_does_not_drain_is_killed(
     tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
