@@ -6,7 +6,7 @@ key `segment_bytes` (or `segment-bytes`); `--config FILE` or `DUEMQ_CONFIG` name
 field's unit,
 
     unit "s"       a duration: 10, 0.5, "500ms", "10s", "5m", "1h", "3d"; kept as float seconds
-    unit "bytes"   a size: 4096, "64KiB", "4MiB", "1GiB", "2TiB"; kept as int
+    unit "bytes"   a size: 4096, "64KiB", "4MiB", "18.8GiB", "2TiB"; kept as int, its whole bytes
 
 Tuples are comma-separated in flags and variables, lists in TOML.  A value that is wrong, and a key
 of the file that does not exist, is an InvalidArgument that names the setting, where it came from
@@ -22,6 +22,7 @@ import sys
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,9 +34,10 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0
 _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
-_AMOUNT = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_AMOUNT = re.compile(r"\s*([+-]?[0-9]{1,400}(?:\.[0-9]{1,400})?)\s*([A-Za-z]*)\s*")
 
 S = TypeVar("S")
+N = TypeVar("N", int, float)  # seconds are float, bytes int
 
 
 def setting(
@@ -249,23 +251,26 @@ def duration(text: str | float) -> float:
 
 
 def size(text: str | int) -> int:
-    """Bytes from `4096`, `"64KiB"`, `"4MiB"`, `"1GiB"` or `"2TiB"`; raises ValueError."""
+    """Whole bytes of `4096`, `"64KiB"`, `"4MiB"`, `"18.8GiB"` or `"2TiB"`; raises ValueError."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
-    amount = _amount(text, _BYTES, "a size such as 4096, 64KiB, 4MiB or 1GiB")
-    if amount != int(amount):
-        raise ValueError("a whole number of bytes")
-    return int(amount)
+    number, unit = _parts(text, _BYTES, "a size such as 4096, 64KiB, 4MiB or 1GiB")
+    return math.floor(Fraction(number) * unit)  # a float would round up what is just below
 
 
 def _amount(text: object, units: Mapping[str, float], expected: str) -> float:
+    number, unit = _parts(text, units, expected)
+    return float(number) * unit
+
+
+def _parts(text: object, units: Mapping[str, N], expected: str) -> tuple[str, N]:
+    """Number and unit, whose product is finite.  Raises ValueError."""
     match = _AMOUNT.fullmatch(text) if isinstance(text, str) else None
     if match is None or match[2] not in units:
         raise ValueError(expected)
-    amount = float(match[1]) * units[match[2]]
-    if not math.isfinite(amount):
+    if not math.isfinite(float(match[1]) * units[match[2]]):
         raise ValueError(expected)
-    return amount
+    return match[1], units[match[2]]
 
 
 def _range(lowest: float | None, highest: float | None) -> str:

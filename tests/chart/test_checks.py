@@ -10,7 +10,14 @@ import yaml
 from duemq_server.replication.stores.kubernetes import LABELS
 from tests.chart.conftest import CHART
 from tests.chart.test_objects import containers
-from tests.chart.test_values import ROLES, free_settings, notes, settings_class
+from tests.chart.test_values import (
+    ROLES,
+    free_settings,
+    notes,
+    sets_of,
+    settings_class,
+    settings_of,
+)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -36,12 +43,17 @@ def test_what_a_process_would_refuse_the_chart_refuses(role):
         ("broker", {"retention_bytes": 20 << 40, "message_bytes_max": "8MiB", "lag_max": "100ms"}),
         ("broker", {"producer_memory": "366d", "session_timeout": 300, "segment_bytes": 65536}),
         ("broker", {"delay_levels": " 500ms  1s ", "retry_delays": "0s"}),
+        ("broker", {"delay_levels": "1s " * 256, "retry_delays": "1s " * 255 + "366d"}),
+        ("broker", {"delay_levels": "400d", "retry_delays": " 8784h 31622400s "}),
+        ("broker", {"retention_bytes": "18.8GiB", "segment_bytes": "0.3GiB"}),
         ("timerService", {"near_window": "1.05m", "checkpoint_bytes": "4GiB"}),
         ("nameserver", {"ready_after": 0, "lost_kept": "720h", "unsent_bytes_max": "1TiB"}),
     ],
 )
-def test_what_a_process_takes_the_chart_takes(helm, role, settings):
-    helm.template(overrides={role: {"settings": settings}})
+def test_what_a_process_takes_the_chart_takes(helm, role, settings, tmp_path):
+    objects = helm.template(overrides={role: {"settings": settings}})
+    name = {"timerService": "timer-service"}.get(role, role)
+    settings_of(objects, sets_of(objects, name)[0], name, 0, tmp_path)
 
 
 @pytest.mark.parametrize(

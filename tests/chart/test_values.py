@@ -310,6 +310,12 @@ def test_the_charts_readme_names_every_value():
         ({"broker": {"settings": {"session_timeout": "900ms"}}}, "session_timeout is 900ms"),
         ({"broker": {"settings": {"delay_levels": "1s, 5s"}}}, "delay_levels"),
         ({"broker": {"settings": {"retry_delays": ""}}}, "retry_delays"),
+        ({"broker": {"settings": {"retry_delays": "1s " * 257}}}, "retry_delays"),
+        ({"broker": {"settings": {"delay_levels": "1s " * 257}}}, "delay_levels"),
+        (
+            {"broker": {"settings": {"retry_delays": "10s 8785h"}}},
+            "settings.retry_delays has 8785h, each must be 0 to 366 days",
+        ),
         ({"timerService": {"settings": {"near_window": 70}}}, "near_window is 70, must be 1 to 65"),
         ({"timerService": {"settings": {"near_bytes_max": "9KiB"}}}, "must be at least 1048576"),
         ({"nameserver": {"settings": {"expiry": 0}}}, "nameserver: settings.expiry is 0"),

@@ -29,6 +29,13 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- with $role.values.settings.retry_delays }}
+{{- range regexSplit "\\s+" (trim .) -1 }}
+{{- if gt (include "duemq.amount" . | float64) 31622400.0 }}
+{{- fail (printf "%s: settings.retry_delays has %s, each must be 0 to 366 days" $role.role .) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "duemq.role.checkVolume" -}}

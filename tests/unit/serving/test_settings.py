@@ -49,7 +49,17 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4096", 4096), ("64KiB", 1 << 16), ("4MiB", 1 << 22), ("1.5GiB", 3 << 29)]
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("64KiB", 1 << 16),
+        ("4MiB", 1 << 22),
+        ("1.5GiB", 3 << 29),
+        ("18.8GiB", 20_186_346_291),
+        ("4096.9", 4096),
+        ("8191.9999999999999999", 8191),
+        ("18014398509481985B", (1 << 54) + 1),
+    ],
 )
 def test_sizes(text, size):
     assert read("--segment-bytes", text).segment_bytes == size
@@ -69,6 +79,12 @@ def test_switches_and_lists():
         (["--segment-bytes", "1"], "segment_bytes is 1, must be at least 4096"),
         (["--segment-bytes", "1KB"], "must be a size such as"),
         (["--segment-bytes", "9" * 400], "must be a size such as"),
+        (["--segment-bytes", "4096." + "9" * 5000], "must be a size such as"),
+        (["--segment-bytes", "0.3B"], "segment_bytes is 0, must be at least 4096"),
+        (["--segment-bytes", "nan"], "must be a size such as"),
+        (["--segment-bytes", "1e9"], "must be a size such as"),
+        (["--segment-bytes=-0.3B"], "segment_bytes is -1, must be at least 4096"),
+        (["--segment-bytes", "3.99KiB"], "segment_bytes is 4085, must be at least 4096"),
         (["--queues", "4.5"], "queues is '4.5' (--queues), must be a whole number"),
         (["--queues", "9"], "queues is 9, must be 1 to 8"),
         (["--mode", "fast"], "mode is 'fast', must be one of sync, async"),
