@@ -104,6 +104,19 @@ def services() -> Iterator[tuple[str, dict]]:
             yield name, service
 
 
+def test_whoever_looks_right_after_the_start_waits_for_the_nameserver() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    looks = re.findall(r"^    (.*\bduemq\b.* cluster show)", text, re.MULTILINE)
+    ready_s = duemq_server.nameserver.settings.Settings().ready_after
+    assert len(looks) == 2
+    for each in looks:
+        timeout = re.search(r" --timeout (\d+) ", each)
+        assert timeout
+        assert int(timeout[1]) >= ready_s + 5
+    folder = {Path(Unit(unit)["Service"]["ExecStart"].split()[0]).parent for unit in UNITS}
+    assert {Path(looks[0].split()[0]).parent} == folder
+
+
 def test_compose_is_back_after_its_machine() -> None:
     """Docker starts a container anew with `on-failure` when it has failed, and not with itself."""
     assert {service["restart"] for _, service in services()} == {"unless-stopped"}
