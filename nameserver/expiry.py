@@ -1,4 +1,4 @@
-"""Drops silent instances the moment their report runs out."""
+"""Drops silent instances the moment their report runs out; says when this nameserver is ready."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,23 +18,34 @@ class Expiry:
     """See the module."""
 
     def __init__(
-        self, registry: Registry, servicer: NameserverServicer, now_ms: Callable[[], int]
+        self,
+        registry: Registry,
+        servicer: NameserverServicer,
+        now_ms: Callable[[], int],
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_ready` is called once everybody had the time to register."""
         self._registry = registry
         self._servicer = servicer
         self._now_ms = now_ms
+        self._on_ready = on_ready
+        self._awaited_ms = now_ms()  # a start that takes long is late, too
 
     async def run(self) -> None:
         """For ever."""
-        awaited_ms = self._now_ms()
+        told = False
         while True:
-            late_ms = self._now_ms() - awaited_ms
+            now_ms = self._now_ms()
+            late_ms = now_ms - self._awaited_ms
             if late_ms > STALL_MS_MAX:
-                self._registry.forgive(late_ms)
+                self._registry.forgive(late_ms, now_ms)
             revision = self._registry.revision
-            next_ms = self._registry.expire(self._now_ms())
+            next_ms = self._registry.expire(now_ms)
             if self._registry.revision != revision:
                 self._servicer.wake()
+            if not told and self._registry.is_ready(now_ms):
+                told = True
+                self._on_ready()
             wait_s = min(max((next_ms - self._now_ms()) / 1000, 0.001), CHECK_S_MAX)
-            awaited_ms = self._now_ms() + int(wait_s * 1000)
+            self._awaited_ms = self._now_ms() + int(wait_s * 1000)
             await asyncio.sleep(wait_s)

@@ -2,8 +2,8 @@
 
 What runs by itself, all of it started here:
 
-expiry      drops silent instances the moment their report runs out (expiry.py)
-readiness   says SERVING once everybody had the time to register
+expiry      drops silent instances the moment their report runs out, and says SERVING once
+            everybody had the time to register (expiry.py)
 
 Shutdown, in this order: health says NOT_SERVING, so that probes and load balancers turn away; the
 watchers' streams end, which sends clients to another nameserver; calls end; the loops end.
@@ -35,19 +35,14 @@ class Nameserver:
         self._servicer = NameserverServicer(
             self.registry, self._now_ms, settings.watchers_max, self.server.unsent
         )
+        self._looks = Expiry(self.registry, self._servicer, self._now_ms, self.server.ready)
         expose(self.registry, self._servicer, self.server.registry)
         self.server.add(SERVICE, self._servicer, OVERRIDES)
 
     async def start(self, *, announced: bool = True) -> None:
         """Serves.  Raises OSError."""
         await self.server.start(announced=announced)
-        expiry = Expiry(self.registry, self._servicer, self._now_ms)
-        self._expiry = asyncio.create_task(expiry.run(), name="expiry")
-        self._readiness = asyncio.create_task(self._get_ready(), name="readiness")
-
-    async def _get_ready(self) -> None:
-        await asyncio.sleep(max(0, self.registry.ready_at_ms - self._now_ms()) / 1000)
-        self.server.ready()
+        self._expiry = asyncio.create_task(self._looks.run(), name="expiry")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set.  Raises what ends a loop."""
@@ -58,4 +53,4 @@ class Nameserver:
         self.server.drain()
         self._servicer.close()
         await self.server.stop()
-        await process.end(self._expiry, self._readiness)
+        await process.end(self._expiry)

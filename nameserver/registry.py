@@ -18,7 +18,7 @@ Invariants:
   unless an operator has given it up (`forget`).
 - Where a store's log ended is remembered beyond the life of its broker, for who comes with a copy.
 - A registry that has just started knows half of the cluster: until `ready_at_ms` it answers
-  nothing.
+  nothing.  That is so much later as the nameserver sleeps meanwhile (`forgive`).
 """
 
 from dataclasses import InitVar, dataclass, field, replace
@@ -119,7 +119,7 @@ class Registry:
             known = self._with_store_of(report)
         if known is None:
             return None
-        displaced = now_ms < self.ready_at_ms and version.epoch < known.version.epoch
+        displaced = not self.is_ready(now_ms) and version.epoch < known.version.epoch
         return None if displaced else known
 
     def _with_store_of(self, report: Report) -> Instance | None:
@@ -253,13 +253,20 @@ class Registry:
         for key in [key for key, gone in self._gone.items() if gone.until_ms <= now_ms]:
             del self._gone[key]
         self._forget_lost(now_ms)
-        ends = (*(one.expires_ms for one in self._instances.values()), now_ms + self.expiry_ms)
-        return min(ends)
+        ends = [one.expires_ms for one in self._instances.values()]
+        if not self.is_ready(now_ms):
+            ends.append(self.ready_at_ms)
+        return min([*ends, now_ms + self.expiry_ms])
 
-    def forgive(self, late_ms: int) -> None:
-        """This nameserver slept, and not those who report: all reports hold so much longer."""
+    def forgive(self, late_ms: int, now_ms: int) -> None:
+        """This nameserver slept until now, and not those who report.
+
+        All reports hold so much longer; who had yet to register has so much longer, too.
+        """
         for key, one in self._instances.items():
             self._instances[key] = replace(one, expires_ms=one.expires_ms + late_ms)
+        if self.ready_at_ms >= now_ms - late_ms:  # when it should have looked it had not been ready
+            self.ready_at_ms += late_ms
 
     def _forget_lost(self, now_ms: int) -> None:
         old = [k for k, one in self._lost.items() if one.lost_ms + self.lost_kept_ms <= now_ms]
@@ -268,9 +275,13 @@ class Registry:
         if old:
             self._routes.record()
 
+    def is_ready(self, now_ms: int) -> bool:
+        """Whether everybody had the time to register."""
+        return now_ms >= self.ready_at_ms
+
     def check_ready(self, now_ms: int) -> None:
         """Raises NotReady while not everybody had the time to register."""
-        if now_ms < self.ready_at_ms:
+        if not self.is_ready(now_ms):
             seconds = (self.ready_at_ms - now_ms) / 1000
             raise NotReady(f"just started, ready in {seconds:.1f} s; ask another nameserver")
 

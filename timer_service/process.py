@@ -89,7 +89,10 @@ class TimerService:
         self._reports = 0  # told to nameservers before the last time that it left them
 
     async def start(self, *, announced: bool = True) -> None:
-        """Opens the data, fires, serves, and registers.  Raises StorageError, OSError."""
+        """Opens the data, fires, serves, and registers.
+
+        Raises StorageError, OSError, InvalidArgument if another store has this shard's name.
+        """
         began = time.monotonic()
         settings = self.settings
         lead = self._lead
@@ -111,6 +114,13 @@ class TimerService:
         meters = Meters(self.server.registry)
         former_ids = self._leading.leader.record.formers if self._leading is not None else ()
         self._formers = [store_id | SERVICE_IDS_FROM for store_id in former_ids]
+        self._store_id = directory.producer_id
+        try:
+            # Before it claims: what it took over would wait in a shard that may not serve.
+            await self._new_registration().check_free()
+        except BaseException:
+            directory.log.close()
+            raise
         self.shard = Shard(
             directory,
             meters.committed,
@@ -176,6 +186,7 @@ class TimerService:
 
         Nor are they before this shard knows which keys are its own: who asks it meanwhile for a
         key or a schedule, by an address known from before, is told UNAVAILABLE, and asks again.
+        Raises InvalidArgument when the name is another's.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_CLAIM_S):
@@ -189,16 +200,7 @@ class TimerService:
                 and (self._links.granted or not self._links.refusals)
             )
             if serves and self._registration is None:
-                settings = self.settings
-                self._registration = Registration(
-                    settings.nameservers,
-                    settings.heartbeat_period,
-                    self._began_ms,
-                    self._report,
-                    counter=self._reports,
-                    formers=self._formers,
-                    tls=settings.tls,
-                )
+                self._registration = self._new_registration()
                 self._registration.start()
             elif not serves and self._registration is not None:
                 registration, self._registration = self._registration, None
@@ -211,7 +213,20 @@ class TimerService:
                 holds_servicer.SERVICE,
                 serving=serves,
             )
-            await self._claims_changed.wait()
+            refused = (self._registration.refused,) if self._registration is not None else ()
+            await process.until(self._claims_changed, *refused)
+
+    def _new_registration(self) -> Registration:
+        settings = self.settings
+        return Registration(
+            settings.nameservers,
+            settings.heartbeat_period,
+            self._began_ms,
+            self._report,
+            counter=self._reports,
+            formers=self._formers,
+            tls=settings.tls,
+        )
 
     def _report(self) -> nameserver_pb2.TimerReport:
         replicas = self.replicas()
@@ -220,14 +235,18 @@ class TimerService:
             address=self.server.advertised,
             shard=self.settings.shard,
             shards=self.settings.shards,
-            store_id=self.shard.directory.producer_id,
+            store_id=self._store_id,
             key_shards=self.place.key_shards,
             replicas=replicas,
             epoch=max((each.epoch for each in replicas), default=0),
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set.  Raises Internal or StorageError when the disk or a loop fails."""
+        """Until `stop` is set.
+
+        Raises Internal or StorageError when the disk or a loop fails, InvalidArgument when the name
+        is another's.
+        """
         await process.until(stop, self.shard.log_loop.failed, self._disk_jobs, self._announcing)
 
     def quiesce(self) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from duemq.errors import DuemqError
-from duemq_cli import interrupts, plugins
+from duemq_cli import interrupts, plugins, streams
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.interrupts import Interruption
 from duemq_cli.output import Output
@@ -76,25 +76,38 @@ class Root(click.Group):
         *rest: Any,
         **extra: Any,
     ) -> int:
+        say: Callable[[], None] = _nothing
         try:
             code = super().main(arguments, *rest, **extra)
         except DuemqError as error:
-            output.error(error)
-            code = exit_of(error)
+            code, say = exit_of(error), partial(output.error, error)
         except click.ClickException as error:
-            _usage_error(output, error)
-            code = error.exit_code
+            code, say = error.exit_code, partial(_usage_error, output, error)
         except (click.Abort, KeyboardInterrupt):
-            interruption.tell()
-            code = Exit.INTERRUPTED
-        except BrokenPipeError:
-            # Who read our output has seen enough; the interpreter must not flush it at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = Exit.FAILED
+            code, say = Exit.INTERRUPTED, interruption.tell
         except OSError as error:
-            output.error(error)
-            code = Exit.FAILED
+            code, say = Exit.FAILED, partial(output.error, error)
+            if isinstance(error.__context__, KeyboardInterrupt):  # click ends the line that has ^C
+                code, say = Exit.INTERRUPTED, interruption.tell
+            elif isinstance(error, BrokenPipeError):  # who read our output has seen enough
+                say = partial(streams.give_up, sys.stdout)
+        _tell(output, say)
         return int(code or 0)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _tell(output: Output, say: Callable[[], None]) -> None:
+    """Where nobody can be told the exit code says what it can."""
+    try:
+        say()
+    except OSError:
+        streams.give_up(sys.stdout if output.as_json else sys.stderr)
+        if output.as_json:
+            output.as_json = False  # people can be told, perhaps
+            _tell(output, say)
 
 
 def _usage_error(output: Output, error: click.ClickException) -> None:

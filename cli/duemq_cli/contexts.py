@@ -27,10 +27,13 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NAME_LIMIT = "1 to 63 of A-Z a-z 0-9 . _ -, beginning with a letter or digit"
 
 
-def file() -> Path:
-    """Where contexts are kept."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home) / "duemq" / "contexts.json"
+def file() -> Path | None:
+    """Where contexts are kept; None: nowhere, for who has no home, as in some containers."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    try:
+        return Path(home or Path.home() / ".config") / "duemq" / "contexts.json"
+    except RuntimeError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Contexts:
 def load() -> Contexts:
     """What the file holds; no contexts without one.  Raises InvalidArgument naming the file."""
     path = file()
+    if path is None:
+        return Contexts()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != VERSION:
@@ -125,8 +130,14 @@ def _content(context: Context) -> dict[str, object]:
 
 
 def save(contexts: Contexts) -> None:
-    """Writes the file.  Raises OSError."""
+    """Writes the file.  Raises OSError, InvalidArgument if there is no place for it."""
     path = file()
+    if path is None:
+        raise InvalidArgument(
+            "contexts cannot be kept: this user has no home directory; set HOME or XDG_CONFIG_HOME",
+            field="XDG_CONFIG_HOME",
+            limit="a directory",
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "version": VERSION,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from typing import BinaryIO, TextIO
 
 import click
@@ -37,3 +39,11 @@ def write_all() -> None:
     """From now on what standard output has no character for is written out, and is no error."""
     if sys.stdout is not None and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def give_up(stream: TextIO | None) -> None:
+    """What could not be written there is not tried again, also as the interpreter ends."""
+    if stream is None:
+        return
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:  # it may be no file
+        os.dup2(nowhere.fileno(), stream.fileno())

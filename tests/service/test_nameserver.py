@@ -7,6 +7,7 @@ from zlib import crc32
 
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from duemq import errors
 from duemq.transport import channel, status
@@ -687,6 +688,29 @@ async def test_a_process_expires_gets_ready_and_stops():
         await running
         await nameserver.stop()
     assert nameserver.server.draining.is_set()
+
+
+async def test_a_process_that_was_stopped_before_it_was_ready_is_not_so_at_once():
+    clock = Clock()
+    settings = Settings(listen="127.0.0.1:0", ready_after=1.5, drain_timeout=0.0)
+    nameserver = process.Nameserver(settings, clock)
+    ready_at_ms = nameserver.registry.ready_at_ms
+    await nameserver.start(announced=False)
+    try:
+        async with channel.connect(nameserver.server.address) as connection:
+            stub = NameserverStub(connection)
+            request = health_pb2.HealthCheckRequest(service=SERVICE.full_name)
+            health = health_pb2_grpc.HealthStub(connection).Watch(request)
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            clock.ms += 60_000
+            await until(lambda: nameserver.registry.ready_at_ms > ready_at_ms)
+            with pytest.raises(errors.NotReady):
+                await status.answer(stub.GetCluster(pb.GetClusterRequest()))
+            clock.ms = nameserver.registry.ready_at_ms
+            assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+            await status.answer(stub.GetCluster(pb.GetClusterRequest()))
+    finally:
+        await nameserver.stop()
 
 
 @pytest.mark.long

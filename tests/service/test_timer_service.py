@@ -1,5 +1,6 @@
 """A timer shard against real brokers, in one process."""
 
+import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from duemq.aio import Admin
-from duemq.errors import ErrorCode
+from duemq.errors import ErrorCode, InvalidArgument
 from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, message_pb2, stubs, timer_pb2
+from duemq_server.serving.registration import Registration
 from duemq_server.storage.dirlock import DirLock
 from duemq_server.timer_service.edge import cancel_requests
 from duemq_server.timer_service.process import TimerService
@@ -299,6 +301,65 @@ async def test_shards_share_the_queues(cluster: Cluster, tmp_path: Path) -> None
         queues = {source.id.queue_id % 2 for source in even.service.shard.sources()}
         assert queues <= {0}
         assert {source.id.queue_id % 2 for source in odd.service.shard.sources()} <= {1}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["asks first", "nameservers out of reach"])
+async def test_of_two_shards_with_one_name_the_second_ends(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Else nobody finds it, and it takes the name as soon as the first one is silent."""
+
+    async def unasked(self: Registration) -> int:
+        return 0
+
+    async with running_shard(cluster, tmp_path, shard=0, shards=2) as first:
+        await first.registered()
+        listed: set[str] = set()
+        routes = cluster.brokers["b0"]._routes
+
+        def note() -> None:
+            listed.update(timer.address for timer in routes.cache.timers)
+
+        routes.on_change(note)
+        if late:
+            monkeypatch.setattr(Registration, "check_free", unasked)
+        started: list[Shard] = []
+
+        async def live() -> None:
+            async with running_shard(cluster, tmp_path / "other", shard=1, shards=2) as second:
+                started.append(second)
+                await second.service.run(asyncio.Event())
+
+        with pytest.raises(InvalidArgument, match="another data directory") as refused:
+            await live()
+        assert bool(started) == late
+        address = first.service.server.address
+        assert address in str(refused.value)
+        assert [one.report.address for one in cluster.registry.timers] == [address]
+        await until(lambda: bool(routes.cache.timers))
+        note()
+        assert listed == {address}
+        assert first.service._registration is not None
+        assert not first.service._registration.refused.done()
+
+
+async def test_a_shard_takes_its_name_over_from_a_dead_process_of_its_data(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unsaid(self: Registration, address: str) -> None:
+        pass
+
+    with monkeypatch.context() as end:
+        end.setattr(Registration, "_deregister", unsaid)
+        async with running_shard(cluster, tmp_path) as dead:
+            await dead.registered()
+            [last] = cluster.registry.timers
+    assert cluster.registry.timers == (last,)
+    async with running_shard(cluster, tmp_path) as shard:
+        await shard.registered()
+        [listed] = cluster.registry.timers
+        assert listed.report.address == shard.service.server.address
+        assert listed.version > last.version
 
 
 async def test_a_restart_keeps_what_is_pending_and_goes_on_where_it_was(

@@ -9,12 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 import pytest
 from click.testing import CliRunner, Result
 
 from duemq_cli.app import COMMANDS, cli
 from duemq_cli.exits import Exit
+from duemq_cli.session import Session
 
 ALL_COMMANDS = [
     ("send",),
@@ -292,6 +294,75 @@ def test_a_bad_file_of_contexts_is_named(content: str, tmp_path: Path) -> None:
     result = run("topic", "list")
     assert result.exit_code == Exit.USAGE
     assert str(tmp_path / "duemq" / "contexts.json") in result.stderr
+
+
+def test_who_has_no_home_has_no_contexts(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user is a number."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    asked = run("topic", "list", "--timeout", "0.3")
+    assert asked.exit_code == Exit.UNAVAILABLE
+    assert "127.0.0.1:9876" in asked.stderr
+    assert run("context", "list").exit_code == 0
+    added = run("context", "add", "staging", nobody)
+    assert added.exit_code == Exit.USAGE
+    assert "XDG_CONFIG_HOME" in added.stderr
+
+
+def broken(how: str) -> TextIO:
+    if how == "disk full":
+        return open("/dev/full", "w", encoding="utf-8")
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, "w", encoding="utf-8")
+
+
+def exit_code(*arguments: str) -> int | str | None:
+    """As of the program, with the streams that there are."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("how", ["disk full", "reader gone"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    ("command", "code"), [("list", Exit.UNAVAILABLE), ("lost", Exit.USAGE)], ids=["3", "2"]
+)
+def test_an_error_that_cannot_be_printed_leaves_its_exit_code(
+    command: str,
+    code: Exit,
+    stream: str,
+    how: str,
+    nobody: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = ["--json"] if stream == "stdout" else []
+    with broken(how) as unwritable, monkeypatch.context() as patched:
+        patched.setattr(sys, stream, unwritable)
+        asked = ("--nameserver", nobody, "--timeout", "0.3", "topic", command, *more)
+        assert exit_code(*asked) == code
+    told = capsys.readouterr()
+    assert not told.out
+    assert bool(told.err) == (stream == "stdout")  # people are told instead
+
+
+@pytest.mark.parametrize("how", ["disk full", "reader gone"])
+def test_an_interruption_that_cannot_be_printed_is_one(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(session: Session) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with broken(how) as unwritable, monkeypatch.context() as patched:
+        patched.setattr(Session, "admin", interrupted)
+        patched.setattr(sys, "stderr", unwritable)
+        assert exit_code("topic", "list") == Exit.INTERRUPTED
 
 
 class SpeaksNoTls(socketserver.StreamRequestHandler):

@@ -131,6 +131,22 @@ def test_not_ready_until_everybody_had_the_time_to_register():
     registry.check_ready(10_000)
 
 
+def test_a_pause_before_it_is_ready_does_not_count():
+    registry = Registry(ready_at_ms=10_000)
+    assert registry.expire(4_000) == 10_000
+    registry.forgive(late_ms=7_000, now_ms=11_500)  # it should have looked at 4,500
+    with pytest.raises(NotReady, match=r"ready in 5\.5 s"):
+        registry.check_ready(11_500)
+    assert registry.register(NEXT_LIFE, stored(1, "b"), 12_000)
+    assert registry.register(OLD, stored(1), 12_000)  # the older one may still displace it
+    registry.forgive(late_ms=2_000, now_ms=19_000)  # at 17,000, which is when it is ready
+    with pytest.raises(NotReady):
+        registry.check_ready(18_999)
+    registry.check_ready(19_000)
+    registry.forgive(late_ms=3_000, now_ms=23_000)
+    registry.check_ready(19_000)
+
+
 def test_the_number_of_instances_is_bounded(registry, monkeypatch):
     monkeypatch.setattr(module, "INSTANCES_MAX", 1)
     registry.register(OLD, broker("a"), 0)
