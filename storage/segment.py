@@ -111,9 +111,13 @@ class SegmentWriter:
 
     def cut(self, position: int) -> None:
         """Ends the file at a position, durably."""
+        self.shrink(position)
+        self._file.fdatasync()
+
+    def shrink(self, position: int) -> None:
+        """Ends the file at a position; not durable before a sync."""
         size = position - self.segment.start
         self._file.truncate(size)
-        self._file.fdatasync()
         self._allocated = self._zeroed = size
         self._scarce_to = 0
 
