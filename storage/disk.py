@@ -55,7 +55,10 @@ class DiskFile(Protocol):
         ...
 
     def allocate(self, offset: int, length: int) -> None:
-        """Reserves blocks that read as zeros and extends the size.  Raises DiskFull."""
+        """Reserves blocks that read as zeros and extends the size.
+
+        Raises DiskFull: as much as there was may be taken, and the size be larger (ext4).
+        """
         ...
 
     def fdatasync(self) -> None:

@@ -21,6 +21,11 @@ A log that is catching up with its leader's (replicas/catching_up.py) is cut at 
 entries may say of themselves what is true on other disks only, nobody counts on it, and what goes
 is fetched anew.
 
+Where the disk has no space for what is kept aside, zeros at the segment's end make room for it.  If
+that is not enough, a torn tail that begins behind all that is known to have been durable is cut
+without a copy, which the log says as an error; in every other case the start is refused until
+there is space.
+
 A cut before what was durable means that acknowledged data are gone (a truncated
 file, a disk that lied about a sync).  The log starts without them, since they
 are the end of it and nothing valid is skipped, but says so as an error.
@@ -72,7 +77,8 @@ class Tail:
     synced_position_max: int
     """The highest synced position that the valid entries carry."""
     nonzero_end: int
-    """Position after the last byte that is not zero; the stop's if there is none."""
+    """Position after the last byte that is not zero or is a valid entry's; the stop's if there is
+    none."""
 
 
 class Scan:
@@ -124,7 +130,7 @@ def search(file: DiskFile, segment: Segment, position: int) -> Tail:
     """Looks for valid entries after `position`, which has none."""
     valid: int | None = None
     synced_max = 0
-    nonzero_end = position
+    nonzero_end = valid_end = position
     skip_to = position + record.ALIGNMENT
     chunk_start = position
     while chunk := file.pread(CHUNK_BYTES, chunk_start - segment.start):
@@ -143,9 +149,9 @@ def search(file: DiskFile, segment: Segment, position: int) -> Tail:
             if entry is not None:
                 valid = candidate if valid is None else valid
                 synced_max = max(synced_max, entry.synced_position)
-                skip_to = entry.end
+                skip_to = valid_end = entry.end
         chunk_start += len(data)
-    return Tail(valid, synced_max, nonzero_end)
+    return Tail(valid, synced_max, max(nonzero_end, valid_end))
 
 
 def _entry_at(file: DiskFile, segment: Segment, position: int) -> Entry | None:

@@ -8,10 +8,11 @@ in advance, because a sync that need not grow the file costs half.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from duemq_server.storage.disk import Buffer, Disk, write_all
+from duemq_server.storage.errors import DiskFull
 
 NAME_DIGITS = 20
 ZERO_AHEAD_BYTES = 1024 * 1024
@@ -52,6 +53,8 @@ class SegmentWriter:
         self._segment_bytes = segment_bytes
         self._file = disk.open(segment.path, create=True)
         self._allocated = self._zeroed = self._file.size()
+        self._scarce_to = 0
+        """Before this offset nothing is taken in advance: the disk had no space for it."""
 
     def write(self, buffers: Sequence[Buffer], size: int, position: int) -> None:
         """Writes at a position.  Raises DiskFull, DiskFailed; may be repeated."""
@@ -64,18 +67,43 @@ class SegmentWriter:
         if size <= SMALL_WRITE_BYTES:
             if end > self._zeroed:
                 start = max(self._zeroed, offset)
-                self._zeroed = write_all(self._file, [_ZEROS[: self._ahead(start, end)]], start)
+                wanted = start + ZERO_AHEAD_BYTES
+                self._zeroed = self._take(self._write_zeros, start, end, wanted)
                 self._allocated = max(self._allocated, self._zeroed)
         elif end > self._allocated:
             start = max(self._allocated, offset)
-            length = end - start + self._ahead(end, end, ALLOCATE_AHEAD_BYTES)
-            self._file.allocate(start, length)
-            self._allocated = start + length
+            wanted = end + ALLOCATE_AHEAD_BYTES
+            self._allocated = self._take(self._file.allocate, start, end, wanted)
         self._zeroed = max(self._zeroed, end)
 
-    def _ahead(self, start: int, end: int, most: int = ZERO_AHEAD_BYTES) -> int:
-        """How far ahead of `start` to take space: not beyond the segment's end, but to `end`."""
-        return max(end - start, min(most, self._segment_bytes - start))
+    def _write_zeros(self, start: int, length: int) -> None:
+        write_all(self._file, [_ZEROS[:length]], start)
+
+    def _take(self, take: Callable[[int, int], None], start: int, end: int, wanted: int) -> int:
+        """Takes space from `start` to `wanted`, within the segment, or at least to `end`.
+
+        Answers how far it goes.  Where there is not so much, nothing is taken in advance for as
+        many bytes of the log: tried with each group it would take the last byte from others, such
+        as a checkpoint that lets log go, again and again.  Raises DiskFull: nothing was taken.
+        """
+        wanted = max(end, min(wanted, self._segment_bytes))
+        if wanted > end and end > self._scarce_to:
+            try:
+                take(start, wanted - start)
+                return wanted
+            except DiskFull:
+                self._scarce_to = wanted
+                self._give_back()
+        try:
+            take(start, end - start)
+        except DiskFull:
+            self._give_back()
+            raise
+        return end
+
+    def _give_back(self) -> None:
+        """What was got before the space ran out; data lie before it."""
+        self._file.truncate(self._allocated)
 
     def sync(self) -> None:
         """Makes what was written durable.  Raises DiskFailed."""
@@ -83,10 +111,15 @@ class SegmentWriter:
 
     def cut(self, position: int) -> None:
         """Ends the file at a position, durably."""
+        self.shrink(position)
+        self._file.fdatasync()
+
+    def shrink(self, position: int) -> None:
+        """Ends the file at a position; not durable before a sync."""
         size = position - self.segment.start
         self._file.truncate(size)
-        self._file.fdatasync()
         self._allocated = self._zeroed = size
+        self._scarce_to = 0
 
     def close(self) -> None:
         """Closes the file."""

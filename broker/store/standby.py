@@ -98,7 +98,8 @@ class Standby:
         opening.check_synced()
         standby = cls(opening, store_id, replayed)
         if opening.whole and standby.is_whole:
-            standby.checkpoint()
+            with suppress(DiskFull):  # another start would begin at the log's begin once more
+                standby.checkpoint()
         return standby
 
     @property

@@ -117,22 +117,26 @@ class FileStore:
     def renew(self, leader: ReplicaId) -> None:
         """See Store."""
         with self._translated(), self._guard:
+            self._renewals += 1
             fd = self._leases.get(leader.disk)
             if fd is None:
-                fd = self._take_lease(self._lease_prefix + leader.disk)
-                self._leases[leader.disk] = fd
-            self._renewals += 1
-            os.pwrite(fd, f"{os.getpid()} {self._renewals:020d}\n".encode(), 0)
+                self._leases[leader.disk] = self._take_lease(self._lease_prefix + leader.disk)
+            else:
+                self._write_lease(fd)
 
     def _take_lease(self, path: str) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(fd, path)  # who reads holds it for a moment
-            os.ftruncate(fd, 0)
+            self._write_lease(fd)
         except BaseException:
-            os.close(fd)
+            os.close(fd)  # a lease that cannot be renewed is nobody's
             raise
         return fd
+
+    def _write_lease(self, fd: int) -> None:
+        """In place, no shorter than any release wrote it: that needs no space on a full disk."""
+        os.pwrite(fd, f"{os.getpid():10d} {self._renewals:020d}\n".encode(), 0)
 
     def release(self, leader: ReplicaId) -> None:
         """See Store."""

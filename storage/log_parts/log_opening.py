@@ -114,19 +114,37 @@ class OpenedLog(LogReader):
             raise self._corrupt(
                 stop.position, f"{stop.reason}; valid entries follow at {tail.valid_position}"
             )
-        kept = recovery.keep_aside(file, segment, stop, tail, self._disk)
         lost = stop.position < durable
+        copied, kept = self._keep_aside(segment, stop, tail, lost)
         if kept or lost:
             logger.log(
-                logging.ERROR if lost else logging.WARNING,
+                logging.WARNING if copied and not lost else logging.ERROR,
                 "%s: cut at position %d (%s)%s%s",
                 segment.path,
                 stop.position,
                 stop.reason,
-                f", kept aside as {kept}" if kept else "",
+                kept,
                 f"; LOST: it had been durable up to {durable}" if lost else "",
             )
         self._open_for_writing(stop.position)
+
+    def _keep_aside(
+        self, segment: Segment, stop: recovery.Stop, tail: recovery.Tail, lost: bool
+    ) -> tuple[bool, str]:
+        """Whether there is a copy of what will be cut, and what to say of it; nothing of zeros."""
+        torn_bytes = tail.nonzero_end - stop.position
+        if not torn_bytes:
+            return False, ""
+        file = self._files.get(segment.path)
+        file.truncate(tail.nonzero_end - segment.start)  # zeros ahead: room for the copy
+        try:
+            kept = recovery.keep_aside(file, segment, stop, tail, self._disk)
+            return True, f", kept aside as {kept}"
+        except DiskFull as error:
+            if lost or tail.valid_position is not None:
+                raise
+            # A write that did not come to its end: nobody was told of it, and a start helps more.
+            return False, f", {torn_bytes} bytes of a torn write are gone, without a copy: {error}"
 
     def _is_damage(self, stop: recovery.Stop, tail: recovery.Tail, durable: int) -> bool:
         return recovery.is_damage(stop, tail, durable)

@@ -212,6 +212,8 @@ class ReplicaLog(SegmentedLog):
         if kept:
             last = segments[kept - 1]
             file = self._files.get(last.path)
+            if self._writer is not None:  # what it has in advance is room for what is kept aside
+                self._writer.shrink(self.written_position)
             tail = recovery.search(file, last, position)
             stop = recovery.Stop(position, "truncated")
             recovery.keep_aside(file, last, stop, tail, self._disk)

@@ -6,6 +6,7 @@ Fault model, stricter than any file system we know:
 - Names created, renamed or removed are kept up to any point in their order, unless their
   directory was synced.  Syncing a file does not make its name durable.
 - A write may take fewer bytes than asked, find the disk full half-way, or fail; a sync may fail.
+  Space that is reserved may end half-way, too, and stays taken.
 
     disk = FaultyDisk(cut_at=7)            # the 7th operation that changes something
     with pytest.raises(PowerCut): run(disk)
@@ -272,8 +273,9 @@ class FaultyFile:
     def allocate(self, offset: int, length: int) -> None:
         self._check_open()
         self._disk.step()
-        grows = offset + length - len(self._inode.data)
-        if grows > self._disk.free_bytes(self.path):
+        room = self._disk.free_bytes(self.path)
+        if offset + length - len(self._inode.data) > room:
+            self._grow(len(self._inode.data) + room)  # ext4 keeps what it got, and the size
             raise DiskFull(f"allocate {self.path}: no space left")
         self._grow(offset + length)
 

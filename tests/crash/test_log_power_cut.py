@@ -169,7 +169,7 @@ def test_short_writes_are_continued() -> None:
     assert_sound(disk.after_power_cut(None), acknowledged)
 
 
-@pytest.mark.parametrize("capacity_bytes", [100, 2000, 5000, 5100, 9000, 20_000, 60_000])
+@pytest.mark.parametrize("capacity_bytes", [100, 2000, 5000, 5100, 9000, 20_000, 56_000])
 def test_a_full_disk_holds_writes_until_space_is_back(capacity_bytes: int) -> None:
     disk = FaultyDisk(capacity_bytes=capacity_bytes)
     log = open_log(disk)

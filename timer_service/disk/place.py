@@ -10,6 +10,7 @@ first: only one shard may say what waits under a key, and what waits does not mo
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +18,11 @@ from duemq.errors import InvalidArgument, Unavailable
 from duemq.protocol import timer_keys
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import DiskFull
 
 FILE = "shard"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -131,5 +135,15 @@ def check(directory: str, disk: Disk, shard: int, shards: int, *, may_leave: boo
     returns = found.get("returns", False) or found["shards"] <= shard < shards
     place = Place(shard, shards, path, disk, found.get("key_shards", found["shards"]), returns)
     if found["shards"] != shards:
-        place.save()
+        _note(place, found["shards"])
     return place
+
+
+def _note(place: Place, shards_before: int) -> None:
+    """Raises DiskFull where it leaves: not noted, it would not know one day that it returns."""
+    try:
+        place.save()
+    except DiskFull as error:
+        if place.leaves and place.shard < shards_before:
+            raise
+        log.warning("that it is one of %d shards now is not noted: %s", place.shards, error)

@@ -30,7 +30,8 @@ class Applying:
         self._state = state
         self._goal = state.applied
         self._log_start = 0
-        self._saved = state.applied
+        self._saved = -1
+        """What `checkpoint` has seen; at first it is called for what the open could not save."""
         self._news = asyncio.Event()
         self._moved = asyncio.Event()
         self.lock = asyncio.Lock()

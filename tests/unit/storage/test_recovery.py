@@ -76,7 +76,7 @@ def test_a_cut_survives_a_power_failure() -> None:
     assert disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}") == b"garbage"
 
 
-@pytest.mark.parametrize("cut_at", range(1, 9))
+@pytest.mark.parametrize("cut_at", range(1, 10))
 def test_a_tail_is_never_gone_before_its_copy_is_there(cut_at: int) -> None:
     disk = written(1, 1)
     disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
@@ -89,7 +89,7 @@ def test_a_tail_is_never_gone_before_its_copy_is_there(cut_at: int) -> None:
     assert b"garbage" in disk.content(FIRST) or disk.content(copies[0]) == b"garbage"
 
 
-@pytest.mark.parametrize("cut_at", range(1, 12))
+@pytest.mark.parametrize("cut_at", range(1, 13))
 def test_an_interrupted_cut_leaves_one_copy(cut_at: int) -> None:
     disk = written(1, 1)
     disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
@@ -103,16 +103,66 @@ def test_an_interrupted_cut_leaves_one_copy(cut_at: int) -> None:
     assert [disk.content(path) for path in copies] == [b"garbage"]
 
 
-def test_a_copy_that_finds_no_space_leaves_none_taken() -> None:
+def unfit(disk: FaultyDisk, end: int, room: int) -> FaultyDisk:
+    """The disk, whose log has nothing in advance behind `end`, with so many bytes left."""
+    disk.chop(FIRST, end)
+    disk.capacity_bytes = disk.used_bytes() + room
+    return disk
+
+
+def test_space_taken_in_advance_is_room_for_what_is_kept_aside() -> None:
+    disk = written(1, 1)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    disk.capacity_bytes = disk.used_bytes()
+    assert recovered(disk) == BODIES[:2]
+    assert disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}") == b"garbage"
+
+
+def test_a_torn_write_that_finds_no_space_for_a_copy_holds_no_start_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = written(1, 1)
     disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
     paths = disk.paths
-    disk.capacity_bytes = disk.used_bytes() + 3
-    with pytest.raises(DiskFull):
-        recovered(disk)
+    assert recovered(unfit(disk, 2 * ENTRY_BYTES + 7, 3)) == BODIES[:2]
     assert disk.paths == paths
+    assert len(disk.content(FIRST)) == 2 * ENTRY_BYTES
+    assert [r.levelno for r in caplog.records] == [logging.ERROR]
+    assert "7 bytes of a torn write are gone, without a copy" in caplog.text
+    assert "no space left" in caplog.text
+
+
+def test_what_was_durable_is_not_cut_without_a_copy() -> None:
+    disk = written(1, 1, 1)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    paths = disk.paths
+    unfit(disk, 3 * ENTRY_BYTES, 3)
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            recovered(disk)
+        assert disk.paths == paths
+    disk.capacity_bytes = None
+    log = opened(disk)
+    assert [bytes(entry.body) for entry in log.recover()] == BODIES[:2]
+    assert log.was_durable_to == 3 * ENTRY_BYTES
+    assert disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}").startswith(b"garbage")
+
+
+def test_valid_entries_are_not_cut_without_a_copy() -> None:
+    """Behind a hole, all written before it was durable: acknowledged, perhaps, where the interval
+    of syncs is set.  They end with zeros, which are no space in advance."""
+    disk = written(1, 3)
+    forget_mark(disk)
+    disk.overwrite(FIRST, 2 * ENTRY_BYTES, b"garbage")
+    rest = disk.content(FIRST)[2 * ENTRY_BYTES : 4 * ENTRY_BYTES]
+    assert rest.endswith(b"\0")
+    unfit(disk, 4 * ENTRY_BYTES + 20, 3)
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            recovered(disk)
     disk.capacity_bytes = None
     assert recovered(disk) == BODIES[:2]
+    assert disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}") == rest
 
 
 def test_what_an_earlier_cut_kept_stays() -> None:
@@ -174,7 +224,7 @@ def test_a_hole_in_a_group_that_was_never_synced_is_cut() -> None:
     forget_mark(disk)
     assert recovered(disk) == BODIES[:2]
     kept = disk.content(f"{FIRST}.broken-{2 * ENTRY_BYTES}")
-    assert len(kept) == 2 * ENTRY_BYTES - 4  # up to the padding of the last entry
+    assert len(kept) == 2 * ENTRY_BYTES  # with the padding of the last entry, which is valid
 
 
 def test_what_a_checkpoint_has_seen_was_durable() -> None:

@@ -357,6 +357,29 @@ def test_a_disk_that_is_full_when_the_snapshot_is_reached_delays_the_checkpoint(
     check_same(opened(disk.after_kill()), leader)
 
 
+@pytest.mark.parametrize("rebuilding", [False, True])
+def test_a_full_disk_holds_no_start_without_a_checkpoint_of_its_own_up(rebuilding: bool) -> None:
+    leader = Leader()
+    send(leader)
+    disk = FaultyDisk()
+    standby = follower(leader, disk)
+    if rebuilding:
+        standby.checkpoint()
+        recovery.Marker(DATA, recovery.REBUILDING, disk).put(b"")
+    for _ in range(2):
+        disk = disk.after_kill()
+        disk.capacity_bytes = 0
+        standby = opened(disk)
+        standby.apply(leader.committed)
+        check_same(standby, leader)
+        assert standby.checkpoint_position == 0
+        assert disk.exists(f"{DATA}/{recovery.REBUILDING}") is rebuilding
+    disk.capacity_bytes = None
+    standby.checkpoint()
+    assert disk.exists(f"{DATA}/{recovery.REBUILDING}") is False
+    check_same(opened(disk.after_kill()), leader)
+
+
 def test_a_topic_whose_leftovers_cannot_go_for_want_of_space_is_made_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

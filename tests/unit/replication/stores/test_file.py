@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -21,6 +23,7 @@ from duemq_server.replication.stores.store import Conflict, StoreError
 from tests.unit.replication.stores.contract import (
     RECORD,
     WAIT_S,
+    A,
     B,
     OpenStore,
     StoreContract,
@@ -212,6 +215,46 @@ def test_a_lease_ends_with_its_process(
     again = start(processes, LEADER, tmp_path)
     tell(again, "renew")
     assert found(store).lease not in (None, first)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has a block can be written; one that has none gets none."""
+    pwrite = os.pwrite
+
+    def without_space(fd: int, data: bytes, offset: int) -> int:
+        if not os.fstat(fd).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(files.os, "pwrite", without_space)
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("content", [b"7 00000000000000000001\n", b"4194304 %020d\n" % 10**19])
+def test_a_lease_of_an_earlier_process_is_taken_on_a_full_disk(
+    content: bytes, store: FileStore, open_store: OpenStore, tmp_path: Path
+) -> None:
+    """Its content may be of a release that wrote it shorter."""
+    path = tmp_path / f"g.lease-{A.disk}"
+    path.write_bytes(content)
+    seen = set()
+    for _ in range(2):
+        store.renew(A)
+        seen.add(path.read_text())
+    assert [len(each.split()) for each in seen] == [2, 2]
+    store.release(A)
+    open_store().renew(A)
+    assert path.read_text() not in (content.decode(), "")
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_lease_that_finds_no_space_is_nobodys(store: FileStore, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="No space left"):
+        store.renew(A)
+    (path,) = tmp_path.glob("g.lease-*")
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_lease_of_a_process_that_is_stopped_stands_still(

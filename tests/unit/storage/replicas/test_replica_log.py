@@ -354,6 +354,39 @@ def test_a_truncation_that_finds_no_space_is_tried_again() -> None:
     assert len(bodies(log)) == 1
 
 
+def test_space_taken_in_advance_is_room_for_what_a_truncation_keeps_aside() -> None:
+    disk = FaultyDisk()
+    log = opened(disk)
+    for size in (10, 300):
+        log.append(1, [b"x" * size])
+        commit(log)
+    position = starts(log)[1]
+    disk.capacity_bytes = disk.used_bytes()
+    log.truncate(position)
+    assert bodies(log) == [b"x" * 10]
+    assert bodies(opened(disk.after_kill())) == [b"x" * 10]
+    assert any(path.endswith(f".broken-{position}") for path in disk.paths)
+
+
+def test_a_truncation_that_finds_no_space_leaves_all_that_was_written() -> None:
+    """Also zeros at its end, which are no space that was taken in advance."""
+    disk = FaultyDisk()
+    log = opened(disk)
+    written = [b"x" * 10, b"x" * 600 + bytes(200)]
+    for body in written:
+        log.append(1, [body])
+        commit(log)
+    disk.capacity_bytes = disk.used_bytes() + 10
+    with pytest.raises(DiskFull):
+        log.truncate(starts(log)[1])
+    assert bodies(log) == written
+    assert bodies(opened(disk.after_kill())) == written
+    disk.capacity_bytes = None
+    log.append(1, [b"next"])
+    commit(log)
+    assert bodies(opened(disk.after_power_cut(None))) == [*written, b"next"]
+
+
 @pytest.mark.parametrize("syncs_done", [1, 2])
 def test_a_log_whose_truncation_was_cut_short_takes_no_more(
     syncs_done: int, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@ import pytest
 from duemq.errors import InvalidArgument, Unavailable
 from duemq.protocol import timer_keys
 from duemq_server.storage import checkpoint
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk import place
 from tests.crash.faulty_disk import FaultyDisk
 
@@ -54,6 +55,27 @@ def test_who_had_left_returns_until_it_has_learnt_what_is_held() -> None:
         found = place.check("/data", disk, 1, 2)
         assert found.returns
     found.returned()
+    assert not place.check("/data", disk.after_kill(), 1, 2).returns
+
+
+def test_a_full_disk_notes_another_number_at_a_later_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = FaultyDisk()
+    place.check("/data", disk, 1, 4)
+    disk.capacity_bytes = 0
+    assert place.check("/data", disk, 1, 2).shards == 2
+    assert "one of 2 shards now is not noted: write /data/shard.tmp: no space left" in caplog.text
+    with pytest.raises(DiskFull):  # else it would not know that it returns
+        place.check("/data", disk, 1, 1)
+    disk.capacity_bytes = None
+    assert place.check("/data", disk, 1, 1).leaves
+    for _ in range(2):
+        disk = disk.after_kill()
+        disk.capacity_bytes = 0
+        assert place.check("/data", disk, 1, 2).returns
+    disk.capacity_bytes = None
+    place.check("/data", disk, 1, 2).returned()
     assert not place.check("/data", disk.after_kill(), 1, 2).returns
 
 

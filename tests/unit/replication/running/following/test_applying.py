@@ -32,6 +32,8 @@ class State:
         """A pass has begun."""
         self.passes: list[int] = []
         """The store id that each saved."""
+        self.checkpoints = 0
+        self.saved = threading.Event()
 
     def apply(self, committed: int, entries_max: int | None = None) -> None:
         self.calls.append((committed, entries_max))
@@ -45,6 +47,13 @@ class State:
         end = min(committed, self.durable) // ENTRY * ENTRY
         self.applied = max(self.applied, min(end, self.applied + 5 * ENTRY))
         self.passes.append(store_id)
+
+    def checkpoint(self) -> None:
+        self.checkpoints += 1
+        if self.full:
+            self.full = False
+            raise DiskFull("no space left")
+        self.saved.set()
 
     def rename(self, store_id: int) -> None:
         self.store_id = store_id
@@ -123,6 +132,20 @@ async def test_a_full_disk_is_tried_again_without_news(monkeypatch: pytest.Monke
         made.advance(ENTRY)
         await reached(made, ENTRY)
     assert len(state.calls) == 2
+
+
+async def test_what_the_open_found_no_space_to_save_is_saved_without_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(applying, "CHECKPOINT_S", 0.0)
+    state = State()
+    state.full = True
+    keeping = asyncio.create_task(Applying(state).keep())  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(state.saved.wait, 30)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert (state.checkpoints, state.full) == (2, False)
 
 
 async def test_a_new_name_waits_for_the_pass_that_is_under_way() -> None:
