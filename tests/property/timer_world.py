@@ -621,6 +621,12 @@ class World:
     def kill(self) -> None:
         self.restart(self.disk.after_kill())
 
+    def kill_on_a_full_disk(self) -> None:
+        """What a start gives back of the log's space somebody else takes; the disk stays full."""
+        disk = self.disk.after_kill()
+        disk.capacity_bytes = 0
+        self.restart(disk)
+
     def power_cut(self) -> None:
         self.restart(self.disk.after_power_cut(self.random))
 

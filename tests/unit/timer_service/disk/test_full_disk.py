@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
+from duemq_server.storage.disk import DiskFile
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk.housekeeping import PUT_OFF_MS, Save
+from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.far.far_segments import Flush
 from duemq_server.timer_service.far.loading import Load
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
-from tests.property.timer_world import BROKER, LIMITS, SOURCE, START_MS, TIGHT, World
+from tests.crash.faulty_disk import FaultyDisk
+from tests.property.timer_world import BROKER, DATA, LIMITS, SOURCE, START_MS, TIGHT, World
+from tests.unit.timer_service.disk.test_standby import SMALL, busy
 from tests.unit.timer_service.scheduling.test_scheduler import fire
 
 SECOND_MS = 1_000
@@ -230,3 +236,111 @@ def test_a_log_that_is_held_is_let_go_of_as_soon_as_there_is_space() -> None:
         assert isinstance(flush, Flush)
         keeper.no_space(flush, world.now_ms)
         world.now_ms += PUT_OFF_MS[Flush]
+
+
+# -- starts, and replicas that follow
+
+
+def with_full_memtables(limits: Limits = LIMITS) -> World:
+    """Of three memtables of far timers none was written; one more is due."""
+    world = World(limits=limits)
+    for count in (25, 25, 30, 30):
+        world.broker.accept([START_MS + HOUR_MS + n for n in range(count)], 50, "any")
+        world.ingest(1)
+    world.broker.accept([START_MS + 50], 50, "any")
+    world.ingest(1)
+    world.sync()
+    return world
+
+
+def test_a_shard_starts_on_a_full_disk_and_is_flushed_when_there_is_space() -> None:
+    world = with_full_memtables()
+    for power in (False, True):
+        disk = world.disk.after_power_cut() if power else world.disk.after_kill()
+        disk.capacity_bytes = 0
+        world.restart(disk)
+        assert world.scheduler.ledger.pending == 111
+        assert world.scheduler.tiers.memtable.rows == 110
+        assert not any(disk.content(path) for path in disk.paths if path.endswith(".due"))
+        world.housekeep()
+    world.free_disk()
+    world.now_ms += SECOND_MS
+    assert world.housekeep()
+    assert world.scheduler.segments.pending == 110
+    world.drain()
+
+
+@pytest.mark.parametrize("cut_at", range(1, 40, 3))
+def test_the_power_may_go_while_a_shard_starts_on_a_nearly_full_disk(cut_at: int) -> None:
+    world = with_full_memtables()
+    disk = world.disk.after_kill()
+    disk.capacity_bytes = disk.used_bytes() - (1 << 20) + 2_500  # without the log's space ahead
+    disk.cut_at = cut_at
+    world.restart(disk)
+    assert world.scheduler.ledger.pending == 111
+    world.drain()
+
+
+@pytest.mark.parametrize("left", [0, 3_000, 6_000, 9_000, 12_000, 20_000])
+def test_a_pass_without_space_leaves_nothing_and_the_replica_can_lead(left: int) -> None:
+    world = busy(150)
+    standby, disk = world.standby, world.standby_disk
+    standby._limits = replace(SMALL, checkpoint_log_bytes=1 << 40)
+    standby.apply(world.committed)
+    disk.capacity_bytes = disk.used_bytes() + left
+    try:
+        standby.pass_now()
+    except DiskFull:
+        assert disk.free_bytes("/") == left
+    else:
+        assert left > 9_000
+    assert disk.free_bytes("/") or not left
+    made = standby.promote()
+    assert made.scheduler.ledger == world.scheduler.ledger
+    made.scheduler.check()
+
+
+def test_a_pass_without_space_for_a_flush_saves_a_checkpoint_that_names_the_log() -> None:
+    world = busy(150)
+    standby, disk = world.standby, world.standby_disk
+    standby._limits = replace(SMALL, checkpoint_log_bytes=1 << 40, log_held_max=1)
+    standby.apply(world.committed)
+
+    def full(path: str, *, create: bool = False) -> DiskFile:
+        if path.endswith(".due"):
+            raise DiskFull(f"open {path}: no space left")
+        return FaultyDisk.open(disk, path, create=create)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "open", full)
+        standby.pass_now()
+    assert standby.checkpoint_position == world.committed
+    assert not disk.listdir(f"{DATA}/segments")
+    standby.drop_before(world.committed)
+    assert standby.log.start_position == 0
+    made = standby.promote()
+    assert made.scheduler.ledger == world.scheduler.ledger
+
+
+def test_a_checkpoint_that_was_renamed_and_no_more_keeps_the_files_that_it_names() -> None:
+    """Too many files are open just then: it is not known to be durable."""
+    world = busy(150)
+    standby, disk = world.standby, world.standby_disk
+    standby._limits = replace(SMALL, checkpoint_log_bytes=1 << 40)
+    standby.apply(world.committed)
+
+    old = disk.content(f"{DATA}/checkpoint")
+
+    def none_left(path: str) -> None:
+        if path == DATA and disk.content(f"{DATA}/checkpoint") != old:
+            raise DiskFull(f"open {path}: too many open files")
+        FaultyDisk.fsync_dir(disk, path)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "fsync_dir", none_left)
+        with pytest.raises(DiskFull):
+            standby.pass_now()
+    for lost in (disk.after_kill(), disk.after_power_cut(), disk.after_power_cut(Random(1))):
+        again = Standby.open(DATA, lost, SMALL, clock=lambda: world.now_ms)
+        made = again.promote()
+        assert made.scheduler.ledger == world.scheduler.ledger
