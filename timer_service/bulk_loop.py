@@ -238,7 +238,7 @@ class BulkLoop:
                     self._flush()
                 self._gives_way.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(FLUSH_WAIT_S if full else RETRY_S):
+                    async with asyncio.timeout(RETRY_S if self._short else FLUSH_WAIT_S):
                         await self._gives_way.wait()
                 if self._scheduler.bulk.open is not job:
                     return False

@@ -15,13 +15,14 @@ from duemq.errors import ReadOnly
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service import malloc
 from duemq_server.timer_service.disk.data_directory import DataDirectory
-from duemq_server.timer_service.disk.housekeeping import Housekeeper, Save
+from duemq_server.timer_service.disk.housekeeping import Housekeeper, Job, Save
 from duemq_server.timer_service.log_loop import LogLoop
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.25  # after a full disk
 TRIM_INTERVAL_S = 1.0
+TOLD_INTERVAL_S = 60.0  # between two lines that a kind of job has no space
 SPACE_INTERVAL_S = 0.1  # between two looks for requests: one costs as much as a small request
 
 
@@ -39,6 +40,7 @@ class DiskJobs:
         self._work = asyncio.Event()
         self._done = 0  # since memory was given back
         self._trimmed_s = self._loop.time()
+        self._full = FullDisk(self._loop.time)
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -63,28 +65,27 @@ class DiskJobs:
                 continue
             if isinstance(job, Save):
                 await self._log_loop.durable(job.position)
-            await self._run(job.run)
-            keeper.finish(job, self._now_ms())
-            self._done += 1
+            if await self._run(job):
+                keeper.finish(job, self._now_ms())
+                self._done += 1
+            else:
+                keeper.no_space(job, self._now_ms())
 
     async def _work_or(self, timeout_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._work.wait()
 
-    async def _run(self, work: Callable[[], None]) -> None:
-        """Runs a job, again and again while the disk is full: nothing is lost meanwhile."""
-        tries = 0
-        while True:
-            try:
-                await self._loop.run_in_executor(self._thread, work)
-                break
-            except DiskFull as error:
-                log.log(logging.DEBUG if tries else logging.ERROR, "%s; trying again", error)
-                tries += 1
-                await asyncio.sleep(RETRY_S)
-        if tries:
-            log.warning("there is space again, after %d tries", tries)
+    async def _run(self, job: Job) -> bool:
+        """Runs a job; False: the disk is full, and nothing is lost."""
+        kind = type(job).__name__.lower()
+        try:
+            await self._loop.run_in_executor(self._thread, job.run)
+        except DiskFull as error:
+            self._full.refused(kind, error)
+            return False
+        self._full.took(kind)
+        return True
 
     async def _give_back_memory(self) -> None:
         """Returns freed memory to the operating system, a while after work was done."""
@@ -96,6 +97,33 @@ class DiskJobs:
     async def close(self) -> None:
         """Waits for the job that is being run.  `run` must have ended."""
         await asyncio.to_thread(self._thread.shutdown)
+
+
+class FullDisk:
+    """Says in the log that the disk is full, and that it has space again: once for many tries."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: seconds, monotonic."""
+        self._clock = clock
+        self._tries: dict[str, int] = {}  # by kind of job: those that failed, since the last line
+        self._quiet_to_s: dict[str, float] = {}
+
+    def refused(self, kind: str, error: DiskFull) -> None:
+        """A job had no space; its kind will be tried again."""
+        if kind not in self._tries and self._clock() < self._quiet_to_s.get(kind, 0.0):
+            log.debug("%s: %s; trying again", kind, error)
+            return
+        tries = self._tries.get(kind, 0)
+        log.log(logging.DEBUG if tries else logging.ERROR, "%s: %s; trying again", kind, error)
+        self._tries[kind] = tries + 1
+        if not tries:
+            self._quiet_to_s[kind] = self._clock() + TOLD_INTERVAL_S
+
+    def took(self, kind: str) -> None:
+        """A job ran."""
+        tries = self._tries.pop(kind, 0)
+        if tries:
+            log.warning("%s: there is space again, after %d tries", kind, tries)
 
 
 class Space:

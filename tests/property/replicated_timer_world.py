@@ -58,6 +58,7 @@ class ReplicatedWorld(World):
         self.alone = False
         """The other replica is not in the set."""
         self._committed = 0
+        self._is_full = False
         super().__init__(seed, limits)
 
     # -- the group
@@ -101,6 +102,8 @@ class ReplicatedWorld(World):
         self._ship(leader.log)
         self._hear(leader.log)
         assert self._committed == leader.log.end_position
+        if self._is_full:
+            self.disk.capacity_bytes = 0
         self.directory = leader.promote()
         leader.log.committed = lambda: self._committed
         self.scheduler.log = BoundedLog(leader.log, self.limits.uncommitted_max)
@@ -200,6 +203,19 @@ class ReplicatedWorld(World):
         known = self.standby.applied
         self.standby.apply(known + int(share * (self._committed - known)))
 
+    def standby_pass_with_little_space(self, left_bytes: int) -> None:
+        """What a pass leaves the log can take, unless it is a checkpoint's."""
+        disk, before = self.standby_disk, self.standby.checkpoint_position
+        disk.capacity_bytes = disk.used_bytes() + left_bytes
+        try:
+            self.standby.apply(self._committed)
+            self.standby.pass_now()
+        except DiskFull:
+            assert disk.free_bytes("/") >= left_bytes
+            assert self.standby.checkpoint_position == before
+        finally:
+            disk.capacity_bytes = None
+
     def standby_checkpoint(self) -> None:
         self.standby.apply(self._committed)
         self.standby.pass_now()
@@ -252,6 +268,14 @@ class ReplicatedWorld(World):
             key = lane.id, lane.epoch
             if self.broker.lanes.get(key):
                 self.broker.lanes[key] -= 1
+
+    def kill_on_a_full_disk(self) -> None:
+        """Who leads next has its log, and no space for more."""
+        self._is_full = True
+        try:
+            self.kill()
+        finally:
+            self._is_full = False
 
     def empty_standbys_disk(self) -> None:
         """A new disk in its place; the leader goes on alone, until that has got all."""

@@ -94,6 +94,13 @@ class Races(RuleBasedStateMachine):
             world.directory.housekeeper.finish(self.job, world.now_ms)
             self.job = None
 
+    @precondition(lambda self: self.job is not None and not self.job_ran)
+    @rule()
+    def the_job_finds_no_space(self) -> None:
+        assert self.job is not None
+        self.world.directory.housekeeper.no_space(self.job, self.world.now_ms)
+        self.job = None
+
     @precondition(lambda self: self.job is None)
     @rule(passed=st.integers(0, 15_000))
     def housekeep(self, passed: int) -> None:

@@ -155,6 +155,13 @@ class KeyedRaces(RuleBasedStateMachine):
             world.directory.housekeeper.finish(self.job, world.now_ms)
             self.job = None
 
+    @precondition(lambda self: self.job is not None and not self.job_ran)
+    @rule()
+    def the_job_finds_no_space(self) -> None:
+        assert self.job is not None
+        self.world.directory.housekeeper.no_space(self.job, self.world.now_ms)
+        self.job = None
+
     @precondition(lambda self: self.job is None)
     @rule(passed=st.sampled_from([0, 5_000, 15_000]))
     def housekeep(self, passed: int) -> None:

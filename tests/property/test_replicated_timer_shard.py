@@ -44,6 +44,10 @@ class ReplicatedTimerShard(TimerShard):
     def the_follower_looks(self, share: float) -> None:
         self._survive(lambda: self.world.standby_pass(share))
 
+    @rule(left=st.sampled_from([0, 500, 2_000, 6_000]))
+    def the_follower_looks_and_has_little_space(self, left: int) -> None:
+        self._survive(lambda: self.world.standby_pass_with_little_space(left))
+
     @rule()
     def the_follower_saves(self) -> None:
         self._survive(self.world.standby_checkpoint)

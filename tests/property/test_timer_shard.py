@@ -97,6 +97,12 @@ class TimerShard(RuleBasedStateMachine):
         self.the_shell_works(passed, rounds)
         self.world.free_disk()
 
+    @rule(left=st.sampled_from([0, 1_000, 4_000]), passed=st.integers(0, 3_000))
+    def others_fill_the_disk_and_the_log_has_space_of_its_own(self, left: int, passed: int) -> None:
+        self.world.fill_disk(left)
+        self.world.directory.log.disk_full = False
+        self.the_shell_works(passed, 3)
+
     @rule()
     def the_disk_has_room(self) -> None:
         self.world.free_disk()
@@ -244,6 +250,10 @@ class TimerShard(RuleBasedStateMachine):
     @rule()
     def kill(self) -> None:
         self.world.kill()
+
+    @rule()
+    def kill_on_a_full_disk(self) -> None:
+        self.world.kill_on_a_full_disk()
 
     @rule()
     def power_cut(self) -> None:

@@ -4,7 +4,7 @@ The model is what the brokers know: every delayed message they accepted, what wa
 (and refused as a duplicate), which cancels were answered.  Its own checks run as things happen;
 `drain` runs the world to its end and checks that nothing is missing.
 
-The world does what the shell (timer_service/shard.py) does: it tries again what a full disk
+The world does what the shell (timer_service/shard.py) does: it gives up a job that a full disk
 refused, runs one job at a time, and ticks `AHEAD_MS` before the time.
 """
 
@@ -275,7 +275,7 @@ class World:
         self.restarts = 0
         self._topics = sorted(TOPICS)
         self._away: set[str] = {OTHER}
-        self._job: Job | None = None  # taken and not finished
+        self._job: Job | None = None  # taken, and waits for the log
         self._cancels: list[tuple[int, int]] = []  # (offset, log end) not yet answered
         self.listings: list[Listing] = []
         self._counting: list[tuple[CountBlocks, list[tuple[Block, int]]]] = []
@@ -438,7 +438,10 @@ class World:
         self._do(lambda: self.directory.housekeeper.save(self.now_ms))
 
     def _do(self, choose: Callable[[], Job | None]) -> bool:
-        """Runs the job that a full disk has stopped, or else another; True if one is done."""
+        """Runs the job that waits for the log, or else another; True if one is done.
+
+        In place of one that a full disk refused, the next of another kind.
+        """
         with suppress(LogFull, DiskFull):
             self._job = self._job or choose()
             if self._job is None:
@@ -448,10 +451,19 @@ class World:
                 self.sync()
                 if self.committed < self._job.position:
                     return False
-            self.run(self._job)
-            self._job = None
-            return True
+            job, self._job = self._job, None
+            return self.try_run(job) or self.housekeep()
         return False
+
+    def try_run(self, job: Job) -> bool:
+        """Runs a job; False: a full disk refused it, and it is given up."""
+        try:
+            job.run()
+        except DiskFull:
+            self.directory.housekeeper.no_space(job, self.now_ms)
+            return False
+        self.directory.housekeeper.finish(job, self.now_ms)
+        return True
 
     def run(self, job: Job) -> None:
         """Runs a job; a checkpoint only when the log is durable."""
@@ -608,6 +620,12 @@ class World:
 
     def kill(self) -> None:
         self.restart(self.disk.after_kill())
+
+    def kill_on_a_full_disk(self) -> None:
+        """What a start gives back of the log's space somebody else takes; the disk stays full."""
+        disk = self.disk.after_kill()
+        disk.capacity_bytes = 0
+        self.restart(disk)
 
     def power_cut(self) -> None:
         self.restart(self.disk.after_power_cut(self.random))

@@ -181,6 +181,7 @@ def make_shard(
 
     recovery = recovery_type(scheduler, read_body, now_ms, fired_by)
     if found is not None:
+        disk.fsync_dir(directory)  # what it does not name goes now: no older one may come back
         recovery.restore(found)
     else:
         segments.recover({}, [])

@@ -3,6 +3,10 @@
 Owned by the thread that owns the scheduler.  `next_job` says what to do; `job.run` is called in a
 worker thread and touches nothing but the disk and what the job carries; `finish` takes the result
 over.  While a job runs, timers come and fire as ever.
+
+A job that found no space (`no_space`) is given up, and its kind waits a while; then what is to be
+done is chosen anew, by what is so by then.  Other kinds go on: first loads, which let timers fire;
+and if it was a flush a checkpoint, for that deletes log and files.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import numpy as np
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk, short_of_space
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.capture import capture
 from duemq_server.timer_service.far.far_segments import FarSegments, Flush
@@ -72,6 +76,10 @@ class Save:
 
 Job = Flush | Load | Save
 
+# How long a kind of job waits that found no space.  The state of a checkpoint is collected in the
+# event loop, which has better to do.
+PUT_OFF_MS: dict[type[Job], int] = {Flush: 250, Load: 250, Save: 2_000}
+
 
 class Housekeeper:
     """Chooses jobs and takes their results over."""
@@ -100,7 +108,10 @@ class Housekeeper:
         self._saved_position = -1
         self._saved_ms = now_ms
         # The log that timers in memory need, as of the last checkpoint.
-        self._needed_from = log.end_position
+        self._needed_from = self._needed_before = log.end_position
+        self._put_off: dict[type[Job], int] = {}  # kinds that found no space, and when
+        self._lacks_space = False  # a flush does
+        self._loads_first = False  # however long it takes to find no space
         self.others_need: Callable[[], int | None] = lambda: None
         """From where on replicas that catch up need the log; None: none does."""
         self._unneeded_to = 0  # here
@@ -111,20 +122,71 @@ class Housekeeper:
         scheduler = self._scheduler
         if self._kept_for_others:
             self._cut_log()
+        self._needed_before = self._needed_from
         self._pull_near(now_ms)
-        if self._tiers.memtable_full() or (self._log_is_held() and self._tiers.memtable.rows):
-            self._needed_from = self._log.end_position
-            return self._tiers.begin_flush(now_ms)
-        job = self._park(now_ms) or self._load(now_ms) or self._unpark(now_ms)
+        job: Job | None = self._bring(now_ms) if self._loads_first else None
+        self._loads_first = False
+        job = job or self._make_space(now_ms) or self._flush(now_ms) or self._park(now_ms)
+        job = job or self._bring(now_ms) or self._flush_soon(now_ms)
         if job is not None:
             return job
-        if self._waits_on_disk(now_ms):
-            return self._tiers.begin_flush(now_ms)
         scheduler.tombstones.expire(now_ms)
         scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
         scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
         scheduler.bulk.expire(now_ms)
         return self.save(now_ms) if self._save_is_due(now_ms) else None
+
+    def _bring(self, now_ms: int) -> Load | None:
+        """Timers into memory."""
+        if self._is_put_off(Load, now_ms):
+            return None
+        return self._load(now_ms) or self._unpark(now_ms)
+
+    def _flush(self, now_ms: int) -> Flush | None:
+        """Of a full memtable, or of one that keeps too much of the log."""
+        held = self._log_is_held() and self._tiers.memtable.rows
+        if self._is_put_off(Flush, now_ms) or not (held or self._tiers.memtable_full()):
+            return None
+        self._needed_from = self._log.end_position
+        return self._tiers.begin_flush(now_ms)
+
+    def _flush_soon(self, now_ms: int) -> Flush | None:
+        if self._is_put_off(Flush, now_ms) or not self._waits_on_disk(now_ms):
+            return None
+        return self._tiers.begin_flush(now_ms)
+
+    def _make_space(self, now_ms: int) -> Save | None:
+        """A checkpoint, when a flush had no space; none soon after another.
+
+        At the end of the queue it would wait for all loads, and there may always be one.
+        """
+        if not self._lacks_space or self._is_put_off(Save, now_ms) or self._saved_lately(now_ms):
+            return None
+        self._lacks_space = False
+        if self._log.end_position == self._saved_position:
+            return None
+        try:
+            return self.save(now_ms)
+        except (LogFull, DiskFull):  # acknowledgements wait for the log, and loads not for them
+            self._put_off[Save] = now_ms
+            return None
+
+    def _saved_lately(self, now_ms: int) -> bool:
+        return abs(now_ms - self._saved_ms) < PUT_OFF_MS[Save]  # a clock may be set
+
+    def _is_put_off(self, kind: type[Job], now_ms: int) -> bool:
+        """Whether such a job found no space just now; not for longer if the clock is set."""
+        since_ms = self._put_off.get(kind)
+        return since_ms is not None and abs(now_ms - since_ms) < PUT_OFF_MS[kind]
+
+    def no_space(self, job: Job, now_ms: int) -> None:
+        """A job raised DiskFull, and has changed nothing: it is given up."""
+        if isinstance(job, Flush):
+            self._tiers.undo_flush()
+            self._needed_from = self._needed_before
+            self._lacks_space = True
+        self._put_off[type(job)] = now_ms
+        self._loads_first = True
 
     def short_of_space(self) -> bool:
         """Whether nothing more may be taken over: what is here needs the rest, to fire and go."""
@@ -133,13 +195,14 @@ class Housekeeper:
 
     def finish(self, job: Job, now_ms: int) -> None:
         """A job ran."""
+        self._put_off.pop(type(job), None)
         if isinstance(job, Flush):
             self._tiers.end_flush(job)
         elif isinstance(job, Load):
             self._tiers.end_load(job, now_ms, force=True)
         else:
             self._saved_position, self._saved_ms = job.position, now_ms
-            self._needed_from = job.state.log_needed_from
+            self._needed_from = self._needed_before = job.state.log_needed_from
             self._unneeded_to = self._deletable(job.state)
             self._scheduler.segments.dirty.clear()
             with suppress(DiskFull):  # the next checkpoint's does it
@@ -165,7 +228,6 @@ class Housekeeper:
             self._epochs.begins,
             self._store_id,
         )
-        self._saved_ms = now_ms
         return Save(self._path, self._disk, scheduler.segments, found)
 
     def note_epoch(self, epoch: int, start: int) -> None:
@@ -189,6 +251,9 @@ class Housekeeper:
     def next_look_ms(self, now_ms: int) -> int:
         """When to ask `next_job` again, if nothing else happens."""
         wait = PRESSED_MS if self._pressed() else IDLE_MS
+        for kind, since_ms in self._put_off.items():
+            if self._is_put_off(kind, now_ms):
+                wait = min(wait, max(PRESSED_MS, since_ms + PUT_OFF_MS[kind] - now_ms))
         due = self._scheduler.segments.next_due_ms()
         if due is not None:
             window = self._tiers.horizon_ms(now_ms) - now_ms
@@ -241,6 +306,8 @@ class Housekeeper:
 
     def _park(self, now_ms: int) -> Flush | None:
         """Moves due timers to disk whose target is away, when memory is short or the log long."""
+        if self._is_put_off(Flush, now_ms):
+            return None
         held = self._log_is_held() and self._scheduler.dispatcher.due.waiting
         few = self._too_few_wait() and not self._short_of_room()
         if not held and (few or not self._pressed()):
@@ -281,7 +348,7 @@ class Housekeeper:
 
     def _save_is_due(self, now_ms: int) -> bool:
         end = self._log.end_position
-        if end == self._saved_position:
+        if end == self._saved_position or self._is_put_off(Save, now_ms):
             return False
         grown = end - max(self._saved_position, 0)
         limits = self._scheduler.limits

@@ -10,18 +10,21 @@ directly: it is the start of the process.
 3. The noted timers are then taken out wherever they are met (dispatched.py), and batches that are
    not acknowledged are made anew.
 
-Time is bounded by the log since the last checkpoint, not by the number of pending timers.
+Time is bounded by the log since the last checkpoint, not by the number of pending timers; so is
+memory, where the disk has no space for a full memtable.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from duemq.errors import Corrupt
 from duemq_server.storage import record
+from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools.set_aside import GAP
@@ -44,6 +47,8 @@ from duemq_server.timer_service.timers import (
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, keys_of
 
+log = logging.getLogger(__name__)
+
 ReadBody = Callable[[Home, int], bytes]
 
 
@@ -60,6 +65,7 @@ class Recovery(DispatchedTimers):
         """`fired_by`: when an entry of the log was there at the latest; None: by now."""
         super().__init__(scheduler, now_ms, fired_by)
         self._read_body = read_body
+        self._has_space = True  # the disk, as far as is known
         self.replayed = 0  # entries
         self.epochs: list[tuple[int, int]] = []
         """(epoch, start) of the EPOCH entries of replicas that were met."""
@@ -245,9 +251,25 @@ class Recovery(DispatchedTimers):
         self._make_room()
 
     def _make_room(self) -> None:
-        """Flushes the memtable at once if it is full."""
-        scheduler = self._scheduler
-        if scheduler.tiers.memtable_full():
-            flush = scheduler.tiers.begin_flush(self._now_ms)
-            flush.run()
-            scheduler.tiers.end_flush(flush)
+        """Flushes the memtable at once if it is full, and as long as the disk has space.
+
+        Else a start, which makes space by what it fires, would fail for want of some.
+        """
+        if self._has_space and self._scheduler.tiers.memtable_full():
+            self._has_space = flush_now(self._scheduler, self._now_ms)
+
+
+def flush_now(scheduler: Scheduler, now_ms: int) -> bool:
+    """Writes the memtable out; False: the disk has no space, and it is as it was.
+
+    Raises DiskFailed.
+    """
+    flush = scheduler.tiers.begin_flush(now_ms)
+    try:
+        flush.run()
+    except DiskFull as error:
+        scheduler.tiers.undo_flush()
+        log.warning("%s; the log keeps what was to be written", error)
+        return False
+    scheduler.tiers.end_flush(flush)
+    return True

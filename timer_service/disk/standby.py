@@ -13,7 +13,7 @@ to be undone.  Period files, memtables and what is near differ between replicas;
 A deposed leader opens its directory here, too: its checkpoints held what was committed.
 
 Interrupted, a pass leaves the checkpoint before it, and period files that the next one cuts: as a
-start that was killed.
+start that was killed.  One that finds no space for its checkpoint cuts them itself.
 
 A log may end before its checkpoint was made: the checkpoint came as a snapshot, or the disk lost
 what had been durable.  The replica is in no set then; passes wait until the leader has sent the
@@ -27,12 +27,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 from duemq.errors import Corrupt, InvariantError
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.storage.disk import Disk
+from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import catching_up, epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
@@ -50,11 +52,14 @@ from duemq_server.timer_service.disk.data_directory import (
     make_shard,
     new_producer_id,
     save_checkpoint,
+    segments_path,
 )
 from duemq_server.timer_service.disk.housekeeping import Save
 from duemq_server.timer_service.disk.log_view import LogView
+from duemq_server.timer_service.disk.recovery import flush_now
 from duemq_server.timer_service.disk.snapshots import arriving, installing
 from duemq_server.timer_service.disk.snapshots.arriving import Arriving
+from duemq_server.timer_service.far.far_segments import FarSegments
 from duemq_server.timer_service.timers.limits import Limits
 
 TIME_STEP_MS = 500  # a fire is late from a second on
@@ -186,6 +191,20 @@ class Standby:
         """A pass over all that is committed, if there is any.  Raises as `checkpoint`."""
         if self._applied <= self._position:
             return
+        try:
+            self._pass()
+        except DiskFull:
+            self._cut_back()
+            raise
+
+    def _cut_back(self) -> None:
+        """What a pass wrote that came to no checkpoint goes: the log may need the space."""
+        with suppress(DiskFull):  # else the next pass does it
+            self._disk.fsync_dir(self._data_dir)  # it may have been renamed, and no more
+            lengths = self._load().lengths
+            FarSegments(segments_path(self._data_dir), self._disk).recover(lengths, ())
+
+    def _pass(self) -> None:
         now_ms = self._clock()
         found = self._load()
         view = LogView(self.log, found.position, self._applied)
@@ -202,13 +221,18 @@ class Standby:
         return make_shard(self._data_dir, self._disk, limits, now_ms, log, found, fired_by=fired_by)
 
     def _save(self, made: Made, now_ms: int) -> Save:
-        """Saves a checkpoint; what holds up too much of the log goes to disk before."""
-        if made.scheduler.tiers.memtable_full():
-            _flush(made, now_ms)
+        """Saves a checkpoint; what holds up too much of the log goes to disk before.
+
+        Where that has no space the checkpoint names the log instead.
+        """
+        scheduler, has_space = made.scheduler, True
+        if scheduler.tiers.memtable_full():
+            has_space = flush_now(scheduler, now_ms)
         save = made.housekeeper.save(now_ms)
-        if save.position - save.state.log_needed_from > self._limits.log_held_max:
-            made.scheduler.tiers.evict(0)
-            _flush(made, now_ms)
+        if has_space and save.position - save.state.log_needed_from > self._limits.log_held_max:
+            scheduler.tiers.evict(0)
+            if scheduler.tiers.memtable.rows:
+                flush_now(scheduler, now_ms)
             save = made.housekeeper.save(now_ms)
         save.run()
         return save
@@ -344,10 +368,3 @@ def _forget(made: Made, now_ms: int) -> None:
     scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
     scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
     scheduler.bulk.expire(now_ms)
-
-
-def _flush(made: Made, now_ms: int) -> None:
-    if made.scheduler.tiers.memtable.rows:
-        flush = made.scheduler.tiers.begin_flush(now_ms)
-        flush.run()
-        made.scheduler.tiers.end_flush(flush)

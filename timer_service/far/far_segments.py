@@ -30,7 +30,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, write_all
-from duemq_server.storage.errors import CorruptFile
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.catalog import UNKNOWN, Block, Catalog, Ranges, ranges_of
 from duemq_server.timer_service.far.key_filter import KeyFilter
@@ -310,13 +310,33 @@ class Flush:
         self.ranges: list[Ranges] = []  # of each block
         self.hashes: list[Hashes | None] = []  # of each block's timer keys
         self.lengths: dict[str, int] = {}  # of the files written to
+        self._opened: set[str] = set()
 
     def run(self) -> None:
-        """Does the work.  Raises DiskFull (nothing is lost; run it again), DiskFailed.
-
-        What an earlier run wrote is overwritten by the next, at the same place.
-        """
+        """Does the work.  Raises DiskFull (nothing is lost, nothing is left), DiskFailed."""
         self.blocks, self.ranges, self.hashes, self.lengths = [], [], [], {}
+        try:
+            self._write_blocks()
+        except DiskFull:
+            self._cut_back()
+            raise
+
+    def _cut_back(self) -> None:
+        """No block knows of what was written, and the log may need the space.
+
+        What cannot be cut now is overwritten by the next flush, at the same place.
+        """
+        for name in self._opened:
+            end = self._ends.get(name, 0)
+            with suppress(DiskFull):
+                file = self._disk.open(os.path.join(self._directory, name))
+                try:
+                    if file.size() > end:
+                        file.truncate(end)
+                finally:
+                    file.close()
+
+    def _write_blocks(self) -> None:
         rows = concatenate([rows for rows, _ in self.pieces])
         piece_of = np.repeat(np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces])
         order = np.lexsort((rows.offset, rows.source, rows.due_ms))
@@ -367,6 +387,7 @@ class Flush:
         buffers = record.encode(block.INDEX, [index], len(index), position, 0)
         buffers += record.encode(block.BODIES, [bodies], len(bodies), middle, 0)
         file = self._disk.open(os.path.join(self._directory, name), create=True)
+        self._opened.add(name)
         try:
             end = write_all(file, buffers, position)
         finally:

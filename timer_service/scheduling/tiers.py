@@ -10,7 +10,7 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 It owns the memtable and `flushing`: the frozen memtable, or due timers that are being parked
 (parking.py), one at a time.  The near table and the blocks' files are the scheduler's.  What is to
 move, and when, says housekeeping.py: `begin_*` answers a job that is run in a thread, `end_*` takes
-over what it did.
+over what it did, `undo_flush` takes back what found no space.
 """
 
 from __future__ import annotations
@@ -229,6 +229,16 @@ class Tiers:
             rows, of = rows.take(~together), of[~together]
         for first, last in runs(of):
             self.admit(rows.slice(first, last), blobs[int(of[first])], now_ms, force=force)
+
+    def undo_flush(self) -> None:
+        """No space: what was to be written is in the memtable again, before what came since.
+
+        What was to be parked as well: it is near again as soon as memory has room.
+        """
+        pieces = [*self.flushing, *self.memtable.pieces]
+        self.memtable, self.flushing, self._frozen = Memtable(), [], KeyList()
+        for rows, blob in pieces:
+            self.memtable.add(rows, blob)
 
     # -- figures ----------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import errno
+import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -337,6 +338,55 @@ def test_firing_and_housekeeping_outlive_a_full_disk(loop: ManualLoop) -> None:
         assert not quiet._tasks[0].done()
 
     assert len(run(loop, main, limits).late_ms()) == 60
+
+
+def test_a_flush_without_space_is_tried_now_and_then_and_told_of_once(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All else is quiet: nobody wakes it."""
+    limits = Limits(memtable_rows_max=20, log_segment_bytes=1 << 20)
+    looks: list[int] = []
+
+    async def main(quiet: Quiet) -> None:
+        keeper, segments = quiet.world.directory.housekeeper, quiet.shard.scheduler.segments
+        look = keeper.next_job
+        monkeypatch.setattr(keeper, "next_job", lambda now: (looks.append(now), look(now))[1])
+        await quiet.take(90 * SECOND_MS)  # the log takes its space
+        await loop.silence(0.1)
+        await quiet.take(*[120 * MINUTE_MS] * 20)
+        quiet.world.fill_disk(1)
+        await loop.silence(60)
+        assert not segments.pending
+        assert 200 < len(looks) < 1_000
+        quiet.world.free_disk()
+        await loop.silence(0.3)
+        assert segments.pending == 20
+        await loop.silence(40)
+
+    [late] = run(loop, main, limits).late_ms()
+    assert 0 <= late <= LATE_MS
+    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    refused, took = (each for each in told if each.startswith("flush: "))
+    assert refused.endswith("no space left; trying again")
+    assert "there is space again, after 2" in took
+
+
+def test_a_timer_on_disk_fires_in_time_while_a_flush_has_no_space(loop: ManualLoop) -> None:
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(5 * MINUTE_MS)
+        tiers = quiet.shard.scheduler.tiers
+        tiers.limits = Limits(memtable_rows_max=1)
+        quiet.shard.disk_jobs.wake()
+        await loop.silence(1)
+        assert quiet.shard.scheduler.segments.pending == 1
+        tiers.limits = Limits(memtable_rows_max=20)
+        await quiet.take(*[120 * MINUTE_MS] * 20)
+        quiet.world.fill_disk(1)
+        await loop.silence(300)
+        assert tiers.memtable_full()
+
+    [late] = run(loop, main).late_ms()
+    assert 0 <= late <= LATE_MS
 
 
 def test_a_disk_that_is_nearly_full_takes_nothing_over_and_fires_what_is_there(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from duemq.errors import Corrupt
-from duemq_server.storage.errors import CorruptFile, CorruptLog
+from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.timer_service.disk.data_directory import open_directory
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.log_entries import Dispatched
@@ -172,3 +172,29 @@ def test_a_dispatched_timer_that_is_nowhere_refuses_to_start_and_says_what_to_do
     for _ in range(2):
         with pytest.raises(Corrupt, match=told):
             open_directory(DATA, world.disk, LIMITS, START_MS)
+
+
+def test_what_a_checkpoint_does_not_name_goes_only_when_no_older_one_can_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process was killed between a checkpoint's renaming and the sync of its directory."""
+    world = world_with(HOUR_MS)
+    world.run(world.scheduler.tiers.begin_flush(world.now_ms))
+    world.checkpoint()
+    world.now_ms += HOUR_MS
+    assert world.housekeep()  # it is loaded: its file is not needed any more
+    fire(world)
+    world.sync()
+
+    def killed(path: str) -> None:
+        if path == DATA:
+            raise DiskFull("the next step is not done")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.disk, "fsync_dir", killed)
+        world.checkpoint()
+    world.kill()
+    assert not world.disk.listdir(f"{DATA}/segments")
+    world.restart(world.disk.after_power_cut())
+    world.drain()
+    assert world.broker.delivered[0] == 1

@@ -1,4 +1,6 @@
 import dataclasses
+from contextlib import suppress
+from random import Random
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from duemq_server.timer_service.far.memtable import Memtable
 from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Blob, Home, Rows, key_of, new_rows
-from tests.crash.faulty_disk import FaultyDisk
+from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
 NOW = 1_700_000_000_000
 SOURCE = SourceId(77, 1)
@@ -313,18 +315,45 @@ def test_a_missing_or_short_file_refuses_to_start() -> None:
         FarSegments("/segments", disk).recover({name: length}, [])
 
 
-def test_a_flush_that_found_the_disk_full_can_be_run_again() -> None:
-    disk = FaultyDisk(capacity_bytes=1_000)
-    segments = FarSegments("/segments", disk)
-    flush = segments.flush([timers(*range(NOW, NOW + 100))], TABLES, NOW)
+def test_a_flush_that_found_the_disk_full_leaves_nothing_and_can_be_run_again() -> None:
+    disk = FaultyDisk()
+    segments = segments_with(NOW + HOUR_MS, disk=disk)
+    used, [name] = disk.used_bytes(), segments.lengths
+    flush = segments.flush([timers(*range(NOW, NOW + 2 * HOUR_MS, 100_000))], TABLES, NOW)
+    disk.capacity_bytes = used + 3_000
 
     with pytest.raises(DiskFull):
         flush.run()
+    assert disk.used_bytes() == used
+    assert len(disk.content(segments.path(name))) == segments.lengths[name]
     disk.capacity_bytes = None
     flush.run()
     segments.flushed(flush)
 
-    assert len(load(segments, NOW + DAY_MS)) == 100
+    assert len(load(segments, NOW + DAY_MS)) == 73
+
+
+@pytest.mark.parametrize("cut_at", range(1, 8))
+def test_a_power_cut_while_a_flush_that_found_no_space_is_cut_back_costs_nothing(
+    cut_at: int,
+) -> None:
+    disk = FaultyDisk()
+    segments = segments_with(NOW + HOUR_MS, disk=disk)
+    for name in segments.lengths:
+        file = disk.open(segments.path(name))
+        file.fdatasync()
+        file.close()
+    disk.fsync_dir("/segments")
+    flush = segments.flush([timers(*range(NOW, NOW + 2 * HOUR_MS, 100_000))], TABLES, NOW)
+    disk.capacity_bytes = disk.used_bytes() + 3_000
+    disk.cut_at = disk.operations + cut_at
+    with suppress(DiskFull, PowerCut):
+        flush.run()
+
+    for seed in range(10):
+        again = FarSegments("/segments", disk.after_power_cut(Random(seed)))
+        again.recover(segments.lengths, [dataclasses.replace(each) for each in segments.blocks()])
+        assert len(load(again, NOW + DAY_MS)) == 1
 
 
 def test_every_flipped_bit_of_what_is_read_is_noticed() -> None:
