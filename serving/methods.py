@@ -144,6 +144,7 @@ class _Counting:
         self._context = context
         self._encode = encode
         self._unsent = unsent
+        self.invocation_metadata = context.invocation_metadata
 
     async def write(self, answer: Any) -> None:
         data = self._encode(answer)

@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from duemq.errors import DuemqError, Internal, Unavailable
-from duemq.transport import status
+from duemq.transport import streams
 from duemq.transport.retrying import Backoff
 from duemq.v1.view_pb2 import SendResponseView
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-METHOD = "/duemq.v1.Broker/SendStream"
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_S_MIN = 0.05
 RECONNECT_S_MAX = 1.0
@@ -118,22 +117,21 @@ class Link:
                 self._owner.run()  # wants it again if anything waits for it
 
     async def _serve(self, backoff: Backoff) -> None:
-        address = self._client.broker(self.broker).address
-        channel = self._client.channel(address)
-        await _connected(channel, address)
+        broker = self._client.broker(self.broker)
+        address = broker.address
+        await _connected(channel := self._client.channel(address), address)
         stream: grpc.aio.StreamStreamCall[Any, Any] = channel.stream_stream(
-            METHOD, request_serializer=None, response_deserializer=SendResponseView.FromString
-        )()
+            "/duemq.v1.Broker/SendStream",
+            request_serializer=None,
+            response_deserializer=SendResponseView.FromString,
+        )(metadata=broker.meant)
         self._stream = stream
         self._outgoing = deque(self._owner.came_up(self))
         feeder = asyncio.create_task(self._feed(stream), name=f"feed {self.broker}")
         try:
             self._owner.run()
             while True:
-                answer = await status.answer(stream.read(), address)
-                if answer is grpc.aio.EOF:
-                    raise Unavailable(f"{address}: the broker ended the stream")
-                self._owner.answered(self, answer)
+                self._owner.answered(self, await streams.read(stream, address))
                 backoff.reset()
         except Unavailable as error:
             raise self._given_up or error from None

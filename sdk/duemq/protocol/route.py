@@ -14,6 +14,7 @@ from functools import cached_property
 
 from duemq.protocol.timer_keys import shard_of_queue
 
+STORE_ID = "duemq-store-id"
 # Brokers that are away and remembered; of more, the first to go are forgotten.
 AWAY_BROKERS_MAX = 256
 
@@ -82,6 +83,11 @@ class Broker:
     store_id: int = 0
     counter: int = field(default=0, compare=False)
     """With `epoch` the version of its report; no part of what it is."""
+
+    @property
+    def meant(self) -> tuple[tuple[str, str], ...]:
+        """Metadata of calls, which another one at its address refuses."""
+        return ((STORE_ID, str(self.store_id)),) if self.store_id else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class Client:
         self._creating: dict[str, asyncio.Task[frozenset[str]]] = {}
         self._learned: dict[str, Broker] = {}
         self._making: set[asyncio.Task[str]] = set()
-        self._addresses: dict[str, str] = {}  # of brokers and timer shards, as they were last
+        self._addresses: dict[str, str] = {}
         self._starting = 0
         self._started = False
         self._closed = False
@@ -373,11 +373,11 @@ class Client:
 
         Who is at the old address may be stopped, and answer a call of long ago much later.
         """
-        addresses = {each.name: each.address for each in self._routes.brokers}
-        addresses |= {each.name: each.address for each in self._routes.timers}
-        moved = {self._addresses.get(name) for name in addresses} - set(addresses.values())
+        addresses = {"b" + each.name: each.address for each in self._routes.brokers}
+        addresses |= {"t" + each.name: each.address for each in self._routes.timers}
+        were = {self._addresses.get(each, "") for each in addresses}
         self._addresses |= addresses
-        self._channels.leave(address for address in moved if address is not None)
+        self._channels.leave(were.difference(addresses.values()))
 
 
 async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> frozenset[str]:

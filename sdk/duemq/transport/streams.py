@@ -31,7 +31,7 @@ async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
 
 
 async def read(stream: grpc.aio.StreamStreamCall[Request, Answer], peer: str) -> Answer:
-    """The next answer.  Raises a DuemqError when the stream fails, Unavailable when it ends."""
+    """The next answer.  Raises a DuemqError; Unavailable at the end."""
     answer = await status.answer(stream.read(), peer)
     if answer is grpc.aio.EOF:
         raise Unavailable(f"{peer} ended the stream")
@@ -41,7 +41,7 @@ async def read(stream: grpc.aio.StreamStreamCall[Request, Answer], peer: str) ->
 async def write(
     stream: grpc.aio.StreamStreamCall[Request, Answer], request: Request, peer: str
 ) -> None:
-    """Sends a request; one write at a time.  Raises a DuemqError when the stream has failed."""
+    """Sends a request; one write at a time.  Raises a DuemqError."""
     try:
         await status.answer(stream.write(request), peer)
     except asyncio.InvalidStateError as error:

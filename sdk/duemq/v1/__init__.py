@@ -51,5 +51,5 @@ class Stub:
 
     @classmethod
     def ask(cls, name: str, request: Any) -> Any:
-        """The call of a method with one request and one answer, of a channel and seconds."""
-        return lambda channel, left_s: getattr(cls(channel), name)(request, timeout=left_s)
+        """The call of a unary method, of a channel and seconds."""
+        return lambda to, left_s, **more: getattr(cls(to), name)(request, timeout=left_s, **more)

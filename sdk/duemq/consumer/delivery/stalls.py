@@ -20,8 +20,7 @@ class Stalls(Generic[W]):
         """`busy`: all work that is being done → its position.  Answers seconds without progress."""
         seen: dict[W, tuple[int, float]] = {}
         for work, position in busy.items():
-            before = self._seen.get(work)
-            same = before is not None and before[0] == position
-            seen[work] = before if same and before is not None else (position, now_s)
+            last, since_s = self._seen.get(work, (None, now_s))
+            seen[work] = position, since_s if last == position else now_s
         self._seen = seen
         return {work: now_s - since_s for work, (_, since_s) in seen.items()}

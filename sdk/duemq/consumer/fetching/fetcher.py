@@ -161,13 +161,13 @@ class Fetcher:
             await self._client.pause(self._broker, backoff)
 
     async def _connected(self, backoff: Backoff) -> None:
-        channel = self._client.channel(self._client.broker(self._broker).address)
-        call: grpc.aio.StreamStreamMultiCallable[Any, Any] = channel.stream_stream(
+        broker = self._client.broker(self._broker)
+        call: Any = self._client.channel(broker.address).stream_stream(
             "/duemq.v1.Broker/PullStream",
             request_serializer=broker_pb2.PullRequest.SerializeToString,
             response_deserializer=view_pb2.PullResponseView.FromString,
         )
-        stream: Stream = call()
+        stream: Stream = call(metadata=broker.meant)
         self._wake.set()
         try:
             await streams.first_of(self._take(stream, backoff), self._ask(stream), self._watch())

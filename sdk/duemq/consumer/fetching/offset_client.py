@@ -257,7 +257,10 @@ class OffsetClient:
         return found
 
     async def _ask(self, broker: str, method: Any, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
-        return await self._client.once(self._client.broker(broker).address, method, timeout_s)
+        known = self._client.broker(broker)
+        return await self._client.once(
+            known.address, lambda *to: method(*to, metadata=known.meant), timeout_s
+        )
 
 
 def no_queue(queue: MessageQueue) -> QueueNotFound:

@@ -22,7 +22,7 @@ from duemq.protocol.route import (
     Update,
 )
 from duemq.settings import Tls
-from duemq.transport import channel, status
+from duemq.transport import channel, streams
 from duemq.transport.retrying import Backoff
 from duemq.transport.routing.route_views import Views
 from duemq.v1 import nameserver_pb2, stubs
@@ -195,14 +195,10 @@ class RouteWatcher:
         seen = False
         try:
             async with channel.connect_to_nameserver(address, self._tls) as connection:
-                stub = stubs.NameserverStub(connection)
-                stream = stub.WatchRoutes(self._request)
+                stream = stubs.NameserverStub(connection).WatchRoutes(self._request)
                 while True:
-                    timeout_s = None if seen else FIRST_UPDATE_TIMEOUT_S
-                    async with asyncio.timeout(timeout_s):
-                        pushed = await status.answer(stream.read(), address)
-                    if not isinstance(pushed, nameserver_pb2.RouteUpdate):  # the end of the stream
-                        raise Unavailable(f"{address}: the nameserver ended the stream")
+                    async with asyncio.timeout(None if seen else FIRST_UPDATE_TIMEOUT_S):
+                        pushed = await streams.read(stream, address)
                     seen = True
                     self._said(address, update_of(pushed))
         except TimeoutError:

@@ -1,0 +1,152 @@
+"""Where a broker was, another one may be: calls say whom they are for, and it takes none."""
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import pytest
+
+from duemq import aio
+from duemq.errors import InvalidArgument, Unavailable
+from duemq.protocol.route import STORE_ID
+from duemq.transport import status
+from duemq.transport.cluster_client import Client
+from duemq.v1 import broker_pb2
+from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
+from tests.service.running_broker import batch, running_broker, topic_name
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
+
+GROUP = "g"
+PULL = broker_pb2.PullRequest(request_id=1, queues=[broker_pb2.QueuePull(topic="t")])
+UNARY = {
+    "Send": broker_pb2.SendRequest(request_id=1, batches=[batch("t", [b"x"])]),
+    "Pull": PULL,
+    "AcquireQueues": broker_pb2.AcquireQueuesRequest(group=GROUP),
+    "CommitOffsets": broker_pb2.CommitOffsetsRequest(group=GROUP),
+    "GetOffsets": broker_pb2.GetOffsetsRequest(group=GROUP),
+    "SendBack": broker_pb2.SendBackRequest(group=GROUP),
+}
+STREAMS = {"SendStream": UNARY["Send"], "PullStream": PULL}
+
+
+async def first(call):
+    """The answer, or first answer, of a call."""
+    try:
+        return await (call.read() if hasattr(call, "read") else call)
+    except grpc.aio.AioRpcError as error:
+        raise status.from_rpc_error(error) from None
+
+
+@pytest.mark.parametrize("method", [*UNARY, *STREAMS])
+async def test_a_call_for_another_broker_is_refused(method, tmp_path) -> None:
+    async with running_broker(tmp_path, auto_create_topics=True) as (broker, client):
+        own = broker._opened.store_id
+        call = getattr(client.broker, method)
+
+        def ask(metadata):
+            if method in UNARY:
+                return first(call(UNARY[method], metadata=metadata))
+            return first(call(iter([STREAMS[method]]), metadata=metadata))
+
+        with pytest.raises(Unavailable, match=f"{own:016x}, not {own ^ 1:016x}"):
+            await ask(((STORE_ID, str(own ^ 1)),))
+        with pytest.raises(InvalidArgument, match=f"{STORE_ID}: 'b1'"):
+            await ask(((STORE_ID, "b1"),))
+        assert broker.store.messages_in == 0
+        if method in ("Send", "SendStream"):
+            await ask(((STORE_ID, str(own)),))
+            assert broker.store.messages_in == 1
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    async with running_cluster(tmp_path, "b0", "b1") as cluster:
+        yield cluster
+
+
+def b0_where_b1_was(cluster: Cluster, patch: pytest.MonkeyPatch) -> None:
+    """As clients see it whose nameservers have not heard of it yet."""
+    known = Client.broker
+    address = cluster.brokers["b0"].server.advertised
+
+    def broker(self, name):
+        found = known(self, name)
+        return replace(found, address=address) if name == "b1" else found
+
+    patch.setattr(Client, "broker", broker)
+
+
+@pytest.fixture
+async def refused(monkeypatch):
+    """The store ids that brokers were asked for and do not have."""
+    asked: list[int] = []
+    check = TimerAdminServicer.check_meant
+
+    def noted(self, store_id):
+        try:
+            check(self, store_id)
+        except Unavailable:
+            asked.append(store_id)
+            raise
+
+    monkeypatch.setattr(TimerAdminServicer, "check_meant", noted)
+    return asked
+
+
+def ends(cluster: Cluster, topic: str) -> dict[str, int]:
+    return {
+        name: sum(queue.max_offset for queue in broker.store.queues_of(topic))
+        for name, broker in cluster.brokers.items()
+    }
+
+
+async def test_a_producer_leaves_nothing_at_another_broker(cluster, refused, monkeypatch) -> None:
+    topic = topic_name()
+    await cluster.create_topic(topic, queues=1)
+    async with aio.Producer(cluster.nameserver) as producer:
+        keys: dict[str, str] = {}
+        while len(keys) < 2:
+            key = f"k{sum(ends(cluster, topic).values())}"
+            keys[(await producer.send(topic, b"probe", ordering_key=key)).broker] = key
+        before = ends(cluster, topic)
+        with monkeypatch.context() as patch:
+            b0_where_b1_was(cluster, patch)
+            producer._sender._links["b1"].reset(Unavailable("it is away"))
+            waiting = producer.submit(topic, b"for b1", ordering_key=keys["b1"])
+            await until(lambda: bool(refused))
+            await producer.send(topic, b"for b0", ordering_key=keys["b0"])
+        assert (await waiting).broker == "b1"
+    assert ends(cluster, topic) == {name: end + 1 for name, end in before.items()}
+
+
+async def test_a_reader_hears_nothing_of_another_broker(cluster, refused, monkeypatch) -> None:
+    topic = topic_name()
+    await cluster.create_topic(topic, queues=1)
+    found = []
+
+    async def read(count):
+        while len(found) < count:
+            found.extend(await reader.poll(1.0))
+
+    async with aio.PullConsumer("readers", nameserver=cluster.nameserver) as reader:
+        await reader.assign(topic, start_from="earliest")
+        await cluster.send(topic, [b"b0"] * 3, broker="b0")
+        await read(3)
+        await cluster.stop_broker("b1")
+        with monkeypatch.context() as patch:
+            b0_where_b1_was(cluster, patch)
+            await cluster.start_broker("b1")
+            await cluster.send(topic, [b"b1"] * 3, broker="b1")
+            async with asyncio.timeout(WAIT_S):
+                while not refused:
+                    found += await reader.poll(0.1)
+            with pytest.raises(Unavailable):
+                await reader.commit()
+        async with asyncio.timeout(WAIT_S):
+            await read(6)
+        await reader.commit()
+    assert sorted((each.broker, each.body) for each in found) == [
+        *[("b0", b"b0")] * 3,
+        *[("b1", b"b1")] * 3,
+    ]
