@@ -30,7 +30,7 @@ from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.queues import Queue, QueueTable, sync_all
-from duemq_server.broker.store.replay import Replay
+from duemq_server.broker.store.replay import HELD_BYTES_MAX, Replay
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
@@ -240,7 +240,7 @@ class Opening:
 
     def _replay(self, position: int) -> int:
         self.make_replay(position)
-        replayed = self.replay.run(self._entries(position))
+        replayed = self.replay.run(self._entries(position), may_hold_bytes=HELD_BYTES_MAX)
         self.was_durable_to = max(self.was_durable_to, self.log.was_durable_to)
         if self.state and self.replay.position >= self.state.position:
             self.tables.reach(self.state)

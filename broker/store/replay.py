@@ -5,6 +5,7 @@ read off it: where its records lie, its producer's lane, and, of a send-back, wh
 which group.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,10 +19,16 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import frame, record
+from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools import set_aside
+
+log = logging.getLogger(__name__)
+
+HELD_BYTES_MAX = 256 << 20
+"""Of entries of queues, 32 bytes a record, that a start keeps in memory where the disk is full."""
 
 
 class Replay:
@@ -40,12 +47,16 @@ class Replay:
         self._known_to = known_to
         # Whose frames are of a topic that was deleted since, or made anew.
         self._gone: set[str] = set()
+        self._may_hold_bytes = 0
+        self._full = False
 
-    def run(self, entries: Iterable[Entry]) -> int:
+    def run(self, entries: Iterable[Entry], *, may_hold_bytes: int = 0) -> int:
         """Applies entries in their order; how many there were.
 
-        Raises DiskFull: may be run again with the entries from `position` on.
+        `may_hold_bytes`: of queues' entries that find no space, in memory.  Raises DiskFull: may be
+        run again with the entries from `position` on.
         """
+        self._may_hold_bytes, self._full = may_hold_bytes, False
         replayed = 0
         for entry in entries:
             if entry.position < self._known_to:
@@ -151,8 +162,25 @@ class Replay:
                     f" of {queue.key}, {queue.next_offset} is next"
                 )
             queue.restart(found.base_offset)
-        queue.append(consume_queue.encode_frame(position, found))
+        self._append(queue, consume_queue.encode_frame(position, found))
         queue.next_offset = found.end_offset
+
+    def _append(self, queue: Queue, entries: bytes) -> None:
+        if not self._full:
+            try:
+                queue.append(entries)
+            except DiskFull as error:
+                if not self._may_hold_bytes:
+                    raise
+                log.error("what lies in the queues waits in memory: %s", error)
+                self._full = True
+            else:
+                return
+        # Without a start nobody could read, and nothing would ever be removed.
+        self._may_hold_bytes -= len(entries)
+        if self._may_hold_bytes < 0:
+            raise DiskFull(f"no space for what lies in the queues, {queue.key} and others")
+        queue.hold(entries)
 
     def _queue_of(self, name: str, queue_id: int) -> Queue:
         """The queue of a frame.

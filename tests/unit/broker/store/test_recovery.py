@@ -82,3 +82,38 @@ def test_where_consume_queues_were_lost_retention_waits_for_a_checkpoint() -> No
     disk.unlink(next(path for path in disk.paths if "consumequeue/orders" in path))
     store = opened(disk.after_kill())
     assert retention.needed_from(store) == store.log.end_position  # it was taken at the start
+
+
+def beyond_a_checkpoint_on_a_full_disk() -> FaultyDisk:
+    disk = FaultyDisk()
+    store = opened(disk)
+    save(store, store.snapshot(), disk)
+    for _ in range(30):
+        store.send(batch([b"x"] * 100), NOW_MS)
+    while store.log.write_pending():
+        pass
+    disk = disk.after_kill()
+    disk.capacity_bytes = 0
+    return disk
+
+
+def test_a_start_on_a_full_disk_keeps_in_memory_what_the_queues_lack() -> None:
+    disk = beyond_a_checkpoint_on_a_full_disk()
+    store = opened(disk)
+    queue = store.queue("orders", 0)
+    assert (queue.min_offset, queue.max_offset, queue.next_offset) == (0, 3_000, 3_000)
+    entries = bytes(queue.page(0, 3_000))
+    with pytest.raises(DiskFull):
+        save(store, store.snapshot(), disk)
+    disk.capacity_bytes = None
+    send(store)
+    save(store, store.snapshot(), disk)
+    again = opened(disk.after_power_cut(None)).queue("orders", 0)
+    assert again.max_offset == 3_030
+    assert bytes(again.page(0, 3_000)) == entries
+
+
+def test_so_much_and_no_more_is_kept_in_memory_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1_000)
+    with pytest.raises(DiskFull, match="no space for what lies in the queues"):
+        opened(beyond_a_checkpoint_on_a_full_disk())
