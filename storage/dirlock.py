@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DirectoryLocked
 
 LOCK_NAME = "LOCK"
+_ID_CHARS = 20
 
 
 class DirLock:
@@ -16,7 +18,8 @@ class DirLock:
 
     The lock (flock on the file LOCK) is the kernel's: it goes with the process,
     however that ends, and a LOCK file left behind locks nothing.
-    Raises DirectoryLocked, naming the owner's process id, and DiskFull, DiskFailed.
+    Raises DirectoryLocked, naming the owner's process id if a full disk had room for it, and
+    DiskFull, DiskFailed.
     """
 
     def __init__(self, path: str) -> None:
@@ -29,8 +32,9 @@ class DirLock:
             owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             self.close()
             raise DirectoryLocked(f"{path} is in use by process {owner}") from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # full: who holds it is not told then
+            # Over the one before: a file that was emptied might find no space again.
+            os.pwrite(self._fd, f"{os.getpid():<{_ID_CHARS}}\n".encode(), 0)
 
     def close(self) -> None:
         """Releases the directory; harmless when repeated."""
