@@ -76,12 +76,25 @@ class Checkpoints:
 
         await asyncio.to_thread(write)
         self._store.checkpointed(state.position)
-        try:
-            self._store.tables.erase_deleted(state)
-        except (StorageError, OSError) as error:  # it is tried again after the next one
-            log.error("files of deleted topics stay for now: %s", error)
+        await self._erase(state)
         self._on_saved(queues, state)
         self._meters.checkpoint_seconds.set(time.monotonic() - began)
+
+    async def _erase(self, saved: CheckpointState) -> None:
+        """Thousands of files of a large topic: in a thread."""
+        tables = self._store.tables
+        not_needed = tables.not_needed(saved)
+
+        def erase() -> None:
+            with self._writing:
+                tables.erase(not_needed)
+
+        try:
+            await asyncio.to_thread(erase)
+        except (StorageError, OSError) as error:  # it is tried again after the next one
+            log.error("files of deleted topics stay for now: %s", error)
+        else:
+            tables.erased(not_needed)
 
     async def _synced(self, position: int) -> None:
         """Returns when the log is on the disk up to there.  Raises DiskFailed."""

@@ -75,7 +75,11 @@ class LogLoop:
         self._loop.call_soon_threadsafe(self._synced, position)
 
     def _on_disk_full(self, _full: bool) -> None:
-        self._loop.call_soon_threadsafe(self._store.on_report)
+        self._loop.call_soon_threadsafe(self._space_changed)
+
+    def _space_changed(self) -> None:
+        self._commits.look_again()
+        self._store.on_report()
 
     def _on_fatal(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)

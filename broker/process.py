@@ -223,7 +223,7 @@ class Broker:
             StoreCollector(store, lambda: len(pulls), lambda: pulls.parked_queues)
         )
         about = About(settings.name, opened.store_id, __version__, now_ms())
-        admin = AdminServicer(store, commits, self._pulls, about, self._sampler.in_per_s)
+        admin = AdminServicer(store, commits, self._pulls, activity, about, self._sampler.in_per_s)
         self._key_indexer = KeyIndexer(store, KeyBuilder(settings.data_dir, self._disk), meters)
         self._checkpoints = Checkpoints(
             store,

@@ -16,6 +16,7 @@ from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import retention
 from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.tables import begins_at, free
 from duemq_server.storage import frame
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import StorageError
@@ -119,7 +120,10 @@ class Upkeep:
         )
         if position <= commit_log.start_position:
             return 0
-        for what, error in self._store.tables.drop_before(position):
+        queues = self._store.all_queues()
+        begins, failed = await asyncio.to_thread(begins_at, queues, position)
+        self._store.tables.forget_before(begins)
+        for what, error in failed + await asyncio.to_thread(free, begins):
             self._complain(what, error)
         removed = await asyncio.to_thread(commit_log.delete_before, position)
         log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)

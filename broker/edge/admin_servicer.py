@@ -9,6 +9,7 @@ from duemq.protocol import names
 from duemq.v1 import admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pull_requests import PullRequests
+from duemq_server.broker.groups.progress import Activity
 from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
@@ -37,12 +38,14 @@ class AdminServicer:
         store: Store,
         commits: Commits,
         pulls: PullRequests,
+        activity: Activity,
         about: About,
         in_per_s: Callable[[Queue], float],
     ) -> None:
         self._store = store
         self._commits = commits
         self._pulls = pulls
+        self._activity = activity
         self._about = about
         self._in_per_s = in_per_s
 
@@ -73,6 +76,7 @@ class AdminServicer:
         """Deletes a topic and its messages."""
         queues = self._store.queues_of(request.name)
         settled = self._store.delete_topic(request.name, request.topic_id)
+        self._activity.forget(topic=request.name)
         self._pulls.wake(queues)
         await self._commits.wait(settled)
         return admin_pb2.DeleteTopicResponse()

@@ -74,6 +74,10 @@ class Commits:
         # A repeat may wait, behind others, for a position before theirs: it is answered with them.
         while self._waiting and self._waiting[0].position <= self.position:
             self._call(self._waiting.popleft())
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Who waits for progress asks once more whether it has to."""
         if self._progress is not None:
             self._progress.set()
             self._progress = None
@@ -86,7 +90,7 @@ class Commits:
             callback()
 
     async def progress(self) -> None:
-        """Returns after the next group commit."""
+        """Returns after the next group commit, or when nothing is committed for want of space."""
         if self._progress is None:
             self._progress = asyncio.Event()
         await self._progress.wait()

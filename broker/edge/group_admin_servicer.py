@@ -85,6 +85,7 @@ class GroupAdminServicer:
         if group_changes.knows(self._store, group):
             retries = self._retry_queues(group)
             settled = group_changes.delete(self._store, group)
+            self._activity.forget(group=group)
             self._pulls.wake(retries)
             await self._commits.wait(settled)
         elif not coordinated:

@@ -56,6 +56,10 @@ class Activity:
         """What was handed out does not count any more: the offset was moved."""
         self._pulled.pop(key, None)
 
+    def forget(self, *, group: str = "", topic: str = "") -> None:
+        """A group, or a topic, was deleted: one made anew begins anew."""
+        self.prune(lambda key: key.group != group and key.topic != topic)
+
     def prune(self, is_known: Callable[[GroupQueue], bool]) -> None:
         """Forgets deleted topics and groups, and groups that never had an offset."""
         for noted in (self._pulled, self._committed_ms):

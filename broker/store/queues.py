@@ -81,6 +81,10 @@ class Queue:
         """
         self._index.append(entries)
 
+    def hold(self, entries: bytes) -> None:
+        """As `append`, at a start on a full disk: they wait in memory until there is space."""
+        self._index.hold(entries)
+
     def present(self, offset: int) -> int:
         """The offset itself, or where the gap ends that it lies in."""
         return self._index.present(offset)
@@ -163,19 +167,27 @@ class Queue:
         self._index.skip_to(offset)
         self.next_offset = offset
 
-    def drop_before(self, position: int) -> None:
-        """Forgets the records that lie before a position of the log."""
+    def first_from(self, position: int) -> int:
+        """Offset of the first record that lies from a position of the log on.  Any thread.
+
+        Raises StorageError, OSError.
+        """
         low, high = self.min_offset, self.max_offset
         if low == high or self._lies_behind(low, position):
-            return
+            return low
         while low < high:
             middle = (low + high) // 2
             if not self._lies_behind(middle, position):
                 low = middle + 1
             else:
                 high = middle
-        self._index.drop_before(low)
-        self.keys.drop_before(self.min_offset)
+        return low
+
+    def drop_before(self, position: int) -> None:
+        """Forgets the records that lie before a position of the log, and removes their files."""
+        offset = self.first_from(position)
+        self.purge(offset)
+        self.free(offset)
 
     def purge(self, offset: int) -> None:
         """Forgets the records before an offset; `free` removes their files."""
@@ -183,11 +195,12 @@ class Queue:
         self.keys.drop_before(self.min_offset)
 
     def free(self, offset: int) -> None:
-        """Removes the files of records before an offset that was purged.
+        """Removes the files of records before an offset that was purged.  Any thread.
 
         A start from the checkpoint before that purge would need them.
         """
-        self._index.drop_before(offset)
+        self._index.remove_before(offset)
+        self.keys.remove_dropped()
 
     def _lies_behind(self, offset: int, position: int) -> bool:
         """Whether all from an offset on lies from a position of the log on."""
@@ -255,16 +268,19 @@ class QueueTable:
         for queue in self._queues.pop(topic.name, []):
             queue.drop()
 
-    def erase_unknown(self, topics: list[Topic]) -> None:
-        """Removes the files of topics that are not in the table.  Raises DiskFull, DiskFailed."""
+    def unknown_folders(self, topics: list[Topic]) -> list[str]:
+        """Those of other topics than these."""
         if not self._disk.exists(self._root):
-            return
+            return []
         known = {os.path.basename(self._folder(topic)) for topic in topics}
-        for name in self._disk.listdir(self._root):
-            if name not in known:
-                self._erase(os.path.join(self._root, name))
+        return [
+            os.path.join(self._root, name)
+            for name in self._disk.listdir(self._root)
+            if name not in known
+        ]
 
-    def _erase(self, folder: str) -> None:
+    def erase(self, folder: str) -> None:
+        """Removes one of them.  Any thread.  Raises DiskFull, DiskFailed, OSError."""
         for number in self._disk.listdir(folder):
             queue = os.path.join(folder, number)
             for name in self._disk.listdir(queue):

@@ -9,6 +9,7 @@ done by one method, which both call.  All of it can be rebuilt from the log; `sn
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from duemq.protocol import names
 from duemq_server.broker.records.timer_claims import Service
@@ -25,6 +26,15 @@ from duemq_server.storage.errors import StorageError
 
 # A clock that goes back by more was wrong before, or is now: times in between would be as wrong.
 STORE_AHEAD_MAX_MS = 600_000
+
+
+class NotNeeded(NamedTuple):
+    """Files that no start would need."""
+
+    folders: list[str]
+    """Of topics."""
+    purged: list[tuple[Queue, int]]
+    """Of records before an offset."""
 
 
 class Tables:
@@ -142,16 +152,18 @@ class Tables:
         And those that were purged: the files of the consume queues shrink by whole files.  Answers
         the queues where that failed, and why: they are unreadable, the others are not.
         """
-        failed: list[tuple[str, Exception]] = []
-        for queue in self.queues.all():
-            try:
-                queue.drop_before(position)
-                purged = self.offsets.find(GroupQueue(names.PURGED_GROUP, *queue.key))
+        begins, failed = begins_at(self.queues.all(), position)
+        self.forget_before(begins)
+        return failed + free(begins)
+
+    def forget_before(self, begins: Sequence[tuple[Queue, int]]) -> None:
+        """Queues begin there, and behind what was purged; `free` removes the files."""
+        for queue, offset in begins:
+            if not queue.dropped:
+                queue.purge(offset)
+                purged = self.offsets.find(_purge_of(queue))
                 if purged is not None:
                     self._purge(queue, purged.offset)
-            except (StorageError, OSError) as error:
-                failed.append((f"{queue.topic}/{queue.queue_id}", error))
-        return failed
 
     def stamp(self, now_ms: int) -> int:
         """When a frame is stored: in the order of the log, even if the clock goes back a little."""
@@ -259,25 +271,44 @@ class Tables:
         return state._replace(topics={**state.topics, "topics": rows}, queues=queues)
 
     def erase_deleted(self, saved: CheckpointState) -> None:
-        """Removes the files of topics that were deleted before the checkpoint of `saved`.
+        """Removes what `not_needed` says.  Raises StorageError, OSError: a later call goes on."""
+        not_needed = self.not_needed(saved)
+        self.erase(not_needed)
+        self.erased(not_needed)
+
+    def not_needed(self, saved: CheckpointState) -> NotNeeded:
+        """Files of topics that were deleted before the checkpoint of `saved`.
 
         And those of records that were purged before it: a later purge may not be durable yet.
         """
         of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
-        self.queues.erase_unknown([*self.topics, *of_checkpoint])
+        folders = self.queues.unknown_folders([*self.topics, *of_checkpoint])
         if not self._purged:
-            return  # `offsets` may be long, and this is the event loop
+            return NotNeeded(folders, [])  # `offsets` may be long, and this is the event loop
         known = {topic.id for topic in of_checkpoint}
-        purged = {
-            GroupQueue(*row[:3]): Progress(*row[3:])
-            for row in saved.offsets
-            if row[0] == names.PURGED_GROUP
+        offsets = {
+            GroupQueue(*row[:3]): row[3] for row in saved.offsets if row[0] == names.PURGED_GROUP
         }
-        for queue in list(self._purged):
-            key = GroupQueue(names.PURGED_GROUP, *queue.key)
-            if not queue.dropped and queue.topic_id in known and key in purged:
-                queue.free(purged[key].offset)
-            if queue.dropped or purged.get(key) == self.offsets.find(key):
+        self._purged = {queue for queue in self._purged if not queue.dropped}
+        found = ((queue, offsets.get(_purge_of(queue))) for queue in self._purged)
+        return NotNeeded(
+            folders,
+            [(each, offset) for each, offset in found if offset and each.topic_id in known],
+        )
+
+    def erase(self, not_needed: NotNeeded) -> None:
+        """Removes them.  Any thread, one at a time.  Raises StorageError, OSError."""
+        for folder in not_needed.folders:
+            self.queues.erase(folder)
+        for queue, offset in not_needed.purged:
+            if not queue.dropped:
+                queue.free(offset)
+
+    def erased(self, not_needed: NotNeeded) -> None:
+        """They are gone: what was purged so far needs no more looks."""
+        for queue, offset in not_needed.purged:
+            purged = self.offsets.find(_purge_of(queue))
+            if purged is None or purged.offset == offset:
                 self._purged.discard(queue)
 
     def restore(self, state: CheckpointState, *, rebuild: bool = False) -> None:
@@ -307,3 +338,39 @@ class Tables:
 
 def _taken_over_by(queue_id: int) -> GroupQueue:
     return GroupQueue(names.TIMER_GROUP, names.TIMER_TOPIC, queue_id)
+
+
+def _purge_of(queue: Queue) -> GroupQueue:
+    return GroupQueue(names.PURGED_GROUP, *queue.key)
+
+
+def begins_at(
+    queues: Iterable[Queue], position: int
+) -> tuple[list[tuple[Queue, int]], list[tuple[str, Exception]]]:
+    """Where each queue begins, of a log that begins at `position`; those that say nothing, and why.
+
+    Any thread: it reads what was not read for long.
+    """
+    begins: list[tuple[Queue, int]] = []
+    failed: list[tuple[str, Exception]] = []
+    for queue in queues:
+        try:
+            begins.append((queue, queue.first_from(position)))
+        except IndexError:
+            pass  # a purge was faster; the next time
+        except (StorageError, OSError) as error:
+            if not queue.dropped:
+                failed.append((f"{queue.topic}/{queue.queue_id}", error))
+    return begins, failed
+
+
+def free(begins: Iterable[tuple[Queue, int]]) -> list[tuple[str, Exception]]:
+    """Removes the files of records before these offsets; those that stay, and why.  Any thread."""
+    failed: list[tuple[str, Exception]] = []
+    for queue, offset in begins:
+        try:
+            if not queue.dropped:
+                queue.free(offset)
+        except (StorageError, OSError) as error:
+            failed.append((f"{queue.topic}/{queue.queue_id}", error))
+    return failed

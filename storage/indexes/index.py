@@ -1,6 +1,7 @@
 """Fixed-size entries by number, in files of a fixed number of entries.
 
-One thread appends, cuts and drops; any thread may read, flush or sync meanwhile.
+One thread appends, cuts and drops; any thread may read, flush, sync or remove what was dropped
+meanwhile.
 Numbers may be left out (`skip_to`): a gap lies between two files, and costs nothing.
 Derived data: unchecked, durable only after `sync`, rebuilt by its owner from a
 log.  A file is named by the 20-digit number of its first entry.  The newest
@@ -93,9 +94,13 @@ class FixedIndex:
             raise ValueError(f"{size} bytes are not whole entries of {self.entry_bytes}")
         if len(self._tail) + size > FLUSH_BYTES:
             self.flush()
+        self.hold(data)
+
+    def hold(self, data: Buffer) -> None:
+        """Adds whole entries in memory, and writes none: as much as the caller has room for."""
         with self._lock:
             self._tail += data
-            self.end += size // self.entry_bytes
+            self.end += nbytes(data) // self.entry_bytes
 
     def skip_to(self, number: int) -> None:
         """Leaves numbers out: the next entry will have `number`, beyond `end`.
@@ -295,15 +300,28 @@ class FixedIndex:
     def drop_before(self, number: int, *, keep_files: bool = False) -> None:
         """Forgets the entries before `number`, and removes the files that are done.
 
-        `keep_files`: a later call does.
+        `keep_files`: `remove_before` does, later.
         """
+        self.first = max(self.first, self.present(min(number, self.end)))
+        if not keep_files:
+            self.remove_before(number)
+
+    def remove_before(self, number: int) -> None:
+        """Removes the files of entries before `number`, which were dropped.  Any thread."""
         number = self.present(min(number, self.end))
-        self.first = max(self.first, number)
+        while self._remove_first(number):
+            pass
         with self._flush_lock:
-            while not keep_files and len(self._starts) > 1 and self._starts[1] <= number:
-                self._remove(self._starts[0])
             kept = self._starts[0] if self._starts else self.first
             self._gaps = [gap for gap in self._gaps if gap[1] > kept]
+
+    def _remove_first(self, number: int) -> bool:
+        """Whether there was a file that ends at or before `number`."""
+        with self._flush_lock:  # file by file: who appends does not wait for all of them
+            if len(self._starts) < 2 or self._starts[1] > number:
+                return False
+            self._remove(self._starts[0])
+            return True
 
     def _remove(self, start: int) -> None:
         path = self._path(start)

@@ -1,7 +1,7 @@
 """The key index of a queue: a sorted run of key hashes for each span of offsets, once it is built.
 
 Owned by: Queue.  Mutated by: the thread that builds runs (`adopt`), look-ups (a damaged run goes),
-the event loop (`drop_before`, `close`).  Read by: any thread.
+any thread (`remove_dropped`), the event loop (`drop_before`, `close`).  Read by: any thread.
 
 A run covers a span of the queue that ends below a saved checkpoint, so that a start finds nothing
 of it to be taken back.  Where there is no run, `find` says so, and the consume queue is compared.
@@ -26,7 +26,7 @@ SPAN_RECORDS = 1 << 18
 class KeyIndex:
     """The runs of one queue, in its folder."""
 
-    __slots__ = ("_bases", "_closed", "_directory", "_disk", "_lock", "span")
+    __slots__ = ("_bases", "_closed", "_directory", "_disk", "_dropped", "_lock", "span")
 
     def __init__(self, directory: str, disk: Disk) -> None:
         self.span = SPAN_RECORDS
@@ -35,6 +35,7 @@ class KeyIndex:
         # Guards all below, and which runs there are in the folder.
         self._lock = threading.Lock()
         self._bases: set[int] = set()
+        self._dropped: list[int] = []  # whose files are still there
         self._closed = False
 
     def __len__(self) -> int:
@@ -87,17 +88,33 @@ class KeyIndex:
             return True
 
     def drop_before(self, offset: int) -> None:
-        """Removes the runs of spans that end at or before an offset.  Raises DiskFailed."""
+        """Forgets the runs of spans that end at or before an offset; `remove_dropped` removes them.
+
+        No other run takes the place of one of them (`adopt`).
+        """
         with self._lock:
-            for base in [base for base in self._bases if base + self.span <= offset]:
-                self._bases.remove(base)
-                self._disk.unlink(self._path(base))
+            done = [base for base in self._bases if base + self.span <= offset]
+            self._bases.difference_update(done)
+            self._dropped += done
+
+    def remove_dropped(self) -> None:
+        """Removes the files of runs that were dropped.  Any thread.  Raises DiskFailed."""
+        while self._remove_one():
+            pass
+
+    def _remove_one(self) -> bool:
+        with self._lock:  # one by one: who looks a key up does not wait for all of them
+            if self._dropped:
+                self._disk.unlink(self._path(self._dropped[-1]))
+                self._dropped.pop()
+            return bool(self._dropped)
 
     def close(self) -> None:
         """Touches the folder no more: the topic was deleted, and whoever did that removes it."""
         with self._lock:
             self._closed = True
             self._bases = set()
+            self._dropped = []
 
     def discard(self, offset: int) -> None:
         """Removes the run of the span of an offset: it is damaged, and will be built anew."""

@@ -1,6 +1,7 @@
 """A checkpoint, step by step, while the broker goes on: no writer thread, a disk in memory."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ class Saving(NamedTuple):
     disk: FaultyDisk
     store: Store
     commits: Watched
+    log_loop: LogLoop
     task: asyncio.Task[None]
 
     def write(self) -> None:
@@ -71,7 +73,8 @@ async def saving() -> Saving:
     commits, meters = Watched(store.log.durable_position), Meters(CollectorRegistry())
     log_loop = LogLoop(store, commits, meters, settings)
     checkpoints = Checkpoints(store, commits, log_loop, meters, DATA, disk, lambda *_: None)
-    made = Saving(disk, store, commits, asyncio.create_task(checkpoints.save()))
+    task = asyncio.create_task(checkpoints.save())
+    made = Saving(disk, store, commits, log_loop, task)
     await made.goes_on()
     return made
 
@@ -109,3 +112,42 @@ async def test_what_was_purged_stays_until_the_purge_is_durable(
     await it.task
     assert span(it.store) == (3, 3)
     assert span(opened(it.disk.after_kill())) == (0, 3)
+
+
+async def test_a_full_disk_wakes_who_waits_for_room() -> None:
+    """Nothing is committed then that would."""
+    it = await saving()
+    told: list[bool] = []
+    it.store.on_report = lambda: told.append(True)
+    waits = asyncio.create_task(it.commits.progress())
+    await asyncio.wait((waits,), timeout=0)
+    it.log_loop._on_disk_full(True)  # as the writer thread calls it
+    async with asyncio.timeout(TIMEOUT_S):
+        await waits
+    assert told
+    it.task.cancel()
+
+
+async def test_files_are_removed_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large topic has thousands: the event loop would stand still."""
+    it = await saving()
+    it.write()
+    it.store.durable(it.store.log.durable_position)
+    it.store.queue("orders", 0).sync()
+    it.store.delete_topic("orders")
+    it.answer()
+    await it.goes_on()
+    removed_in: list[threading.Thread] = []
+    unlink = it.disk.unlink
+
+    def noted(path: str) -> None:
+        removed_in.append(threading.current_thread())
+        unlink(path)
+
+    monkeypatch.setattr(it.disk, "unlink", noted)
+    it.write()
+    it.answer()
+    await it.task
+    assert not any("/orders." in path for path in it.disk.paths)
+    assert removed_in
+    assert threading.current_thread() not in removed_in

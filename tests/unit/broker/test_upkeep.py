@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -14,9 +15,11 @@ from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
+from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -201,3 +204,31 @@ async def test_idle_producers_are_forgotten_by_a_clock_that_nobody_sets(world: W
     assert len(world.store.producers) == 1
     await world.passes(1, 0)
     assert len(world.store.producers) == 0
+
+
+async def test_what_retention_reads_and_removes_it_does_in_another_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old entries are cold, and a file takes its time to go: the event loop would stand still."""
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 32})
+    world = World()
+    world.send(100)
+    inside: set[tuple[str, bool]] = set()
+
+    def noted(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(self: object, *given: object, **named: object) -> object:
+            inside.add((name, threading.current_thread() is threading.main_thread()))
+            return real(self, *given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(Queue, "first_from")
+    noted(FixedIndex, "_remove")
+    queue = world.store.queue("orders", 0)
+    queue.sync()
+    world.keep(SEGMENT_BYTES)
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert inside == {("first_from", False), ("_remove", False)}
+    assert queue.min_offset > 0

@@ -52,7 +52,8 @@ def a_topic(disk: BusyDisk) -> None:
         queue.append(bytes(consume_queue.ENTRY_BYTES))
         queue.sync()
     table.remove(topic)
-    table.erase_unknown([])
+    for folder in table.unknown_folders([]):
+        table.erase(folder)
 
 
 @pytest.mark.parametrize("remove", [segments, parts_of_an_index, a_topic])

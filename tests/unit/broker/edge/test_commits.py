@@ -44,3 +44,12 @@ async def test_who_left_is_not_called_and_may_leave_twice() -> None:
     commits.leave(other)
     assert woken == [1]
     assert not commits._left
+
+
+async def test_who_waits_for_progress_asks_again_when_there_will_be_none() -> None:
+    commits = Commits(0)
+    waits = [asyncio.ensure_future(commits.progress()) for _ in range(2)]
+    await asyncio.wait(waits, timeout=0)
+    commits.look_again()
+    await asyncio.gather(*waits)
+    assert commits.position == 0

@@ -68,3 +68,16 @@ def test_a_move_forgets_what_was_handed_out() -> None:
     activity.pulled(KEY, 5)
     activity.forget_pull(KEY)
     assert activity.pulled_to(KEY) == 0
+
+
+def test_a_topic_and_a_group_that_are_made_anew_were_given_nothing() -> None:
+    activity = Activity()
+    others = [KEY._replace(group="another"), KEY._replace(topic="another")]
+    for key in (KEY, *others):
+        activity.pulled(key, 5)
+        activity.committed(key, 1_000)
+    activity.forget(topic=KEY.topic)
+    assert [activity.pulled_to(key) for key in (KEY, *others)] == [0, 0, 5]
+    assert [activity.committed_ms(key) for key in (KEY, *others)] == [0, 0, 1_000]
+    activity.forget(group=KEY.group)
+    assert activity.pulled_to(others[1]) == 0
