@@ -261,8 +261,11 @@ class Registry:
     def forgive(self, late_ms: int, now_ms: int) -> None:
         """This nameserver slept until now, and not those who report.
 
-        All reports hold so much longer; who had yet to register has so much longer, too.
+        All reports hold so much longer; who had yet to register has so much longer, too.  So does
+        a goodbye: a heartbeat that it overtook may have waited here.
         """
+        for gone in self._gone.values():
+            gone.until_ms += late_ms
         for key, one in self._instances.items():
             self._instances[key] = replace(one, expires_ms=one.expires_ms + late_ms)
         if self.ready_at_ms >= now_ms - late_ms:  # when it should have looked it had not been ready

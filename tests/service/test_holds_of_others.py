@@ -316,3 +316,23 @@ async def test_a_new_shard_takes_nothing_under_a_key_before_it_holds_what_others
         assert [each.topic for each in new.service.shard.scheduler.holds] == [TOPIC]
         await come()
         assert (await new.stats()).pending == 1
+
+
+async def test_a_pause_of_this_process_is_no_waiting_for_others(monkeypatch) -> None:
+    other = SimpleNamespace(name="t1", shard=1)
+    others = SimpleNamespace(unheard=lambda: [other])
+    here = HoldsOfOthers(None, others, SimpleNamespace(shard=0))
+    loop = asyncio.get_running_loop()
+    at_s = loop.time()
+    found = []
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "time", lambda: at_s)
+        for passed_s in (0.0, 1_000.0, *[1.0] * 30):
+            at_s += passed_s
+            found.append(bool(here._unheard()))
+        others.unheard = list
+        assert here._unheard() == []
+        others.unheard = lambda: [other]
+        assert here._unheard() == ["t1 (shard 1)"]
+    waited = int(holds_of_others.UNHEARD_S - holds_of_others.LOOK_S_MAX)
+    assert found == [True] * (waited + 1) + [False] * (31 - waited)

@@ -147,6 +147,16 @@ def test_a_pause_before_it_is_ready_does_not_count():
     registry.check_ready(19_000)
 
 
+def test_who_said_goodbye_is_not_brought_back_by_a_heartbeat_that_waited_in_a_pause(registry):
+    registry.register(OLD, broker("a"), 0)
+    registry.deregister(BrokerReport, "a", NEW, 1_000)
+    late_ms = 2 * module.GONE_MS
+    registry.forgive(late_ms, 1_000 + late_ms)
+    registry.expire(1_000 + late_ms)
+    assert not registry.register(OLD, broker("a"), 1_000 + late_ms)
+    assert registry.brokers == ()
+
+
 def test_the_number_of_instances_is_bounded(registry, monkeypatch):
     monkeypatch.setattr(module, "INSTANCES_MAX", 1)
     registry.register(OLD, broker("a"), 0)

@@ -32,6 +32,8 @@ READINGS_MAX = 10
 # Whom only brokers know is waited for so long: nameservers that start anew hear of who is there in
 # some seconds, and who was given up they may have forgotten.
 UNHEARD_S = 30.0
+# Of that, what lies between two looks counts up to here: a pause of this process is no waiting.
+LOOK_S_MAX = 5.0
 _ASK_STATS = timer_pb2.GetStatsRequest()
 
 
@@ -45,7 +47,8 @@ class HoldsOfOthers:
         self._adopting = Adopting()
         self._jobs: dict[bytes, Which] = {}  # of others, as far as they were read
         self._turn = asyncio.Lock()
-        self._unheard_s: float | None = None  # since when there are some whom only brokers know
+        self._looked_s = 0.0
+        self._waited_s: float | None = None  # for whom only brokers know; None: there are none
 
     async def adopt(self) -> None:
         """Holds what others hold, if nothing was ever taken over here, or since it had left.
@@ -93,12 +96,15 @@ class HoldsOfOthers:
         others = (each for each in self._others.unheard() if each.shard != self._place.shard)
         names = [f"{each.name} (shard {each.shard})" for each in others]
         if not names:
-            self._unheard_s = None
+            self._waited_s = None
             return []
         now_s = asyncio.get_running_loop().time()
-        if self._unheard_s is None:
-            self._unheard_s = now_s
-        return names if now_s < self._unheard_s + UNHEARD_S else []
+        if self._waited_s is None:
+            self._waited_s = 0.0
+        else:
+            self._waited_s += min(now_s - self._looked_s, LOOK_S_MAX)
+        self._looked_s = now_s
+        return names if self._waited_s < UNHEARD_S else []
 
     async def _read(self, alive: Sequence[TimerShard], *, only_old: bool) -> set[Name] | None:
         """What they hold; None: there are none.  `only_old`: that ever took anything over."""
