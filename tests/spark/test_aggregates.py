@@ -319,6 +319,33 @@ def test_examples_are_those_that_plain_python_finds(spark, spans, monkeypatch, t
             assert times == sorted(times, reverse=True)
 
 
+def test_of_many_examples_those_that_took_longest_are_kept(spark, spans, monkeypatch):
+    rng = random.Random(20_261_128)
+    members = [
+        row
+        for number in range(30)
+        for row in (
+            send(f"h{number}", number),
+            *(heard(f"h{number}", 30 + rng.randrange(9_000), name) for name in "xyz"),
+        )
+    ]
+    messages = measures.messages(frame(spark, *spans, *members)).cache()
+
+    def of(count):
+        monkeypatch.setattr(measures, "EXAMPLES_MAX", count)
+        return measures.examples(messages).toArrow().to_pylist()
+
+    kinds = defaultdict(list)
+    for row in of(len(spans)):
+        kinds[row["bucket_ts"], row["kind"]].append(row)
+    for rows in kinds.values():
+        rows.sort(key=lambda row: (-(row["us"] or 0), row["topic"], row["message_id"]))
+    kept = of(3)
+    assert sum(len(rows) > 3 for rows in kinds.values()) > 20
+    assert len(kept) == sum(min(3, len(rows)) for rows in kinds.values())
+    assert all(row in kinds[row["bucket_ts"], row["kind"]][:3] for row in kept)
+
+
 def test_members_that_get_everything_do_nothing_twice_unless_one_of_them_does(spark):
     rows = [send("m", 0), *(heard("m", at, name) for at, name in ((5, "one"), (7, "two")))]
     rows += [send("n", 9), *(heard("n", at, name) for at, name in ((10, "one"), (11, "one")))]
