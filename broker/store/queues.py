@@ -183,21 +183,15 @@ class Queue:
                 high = middle
         return low
 
-    def drop_before(self, position: int) -> None:
-        """Forgets the records that lie before a position of the log, and removes their files."""
-        offset = self.first_from(position)
-        self.purge(offset)
-        self.free(offset)
-
-    def purge(self, offset: int) -> None:
+    def drop_before(self, offset: int) -> None:
         """Forgets the records before an offset; `free` removes their files."""
-        self._index.drop_before(offset, keep_files=True)
+        self._index.drop_before(offset)
         self.keys.drop_before(self.min_offset)
 
     def free(self, offset: int) -> None:
-        """Removes the files of records before an offset that was purged.  Any thread.
+        """Removes the files of records before an offset that was dropped.  Any thread.
 
-        A start from the checkpoint before that purge would need them.
+        A start from the checkpoint before a purge would need them.
         """
         self._index.remove_before(offset)
         self.keys.remove_dropped()

@@ -30,7 +30,7 @@ from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.queues import Queue, QueueTable, sync_all
-from duemq_server.broker.store.replay import HELD_BYTES_MAX, Replay
+from duemq_server.broker.store.replay import Replay
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
@@ -53,6 +53,8 @@ EPOCH = b" epoch "
 REBUILDING = "rebuilding"
 # What may have come behind what nameservers were told last, a heartbeat's time before the end.
 UNTOLD_BYTES = 1 << 30
+# Of queues' entries, 32 bytes a record, that a start on a full disk keeps in memory.
+HELD_BYTES_MAX = 256 << 20
 # Queues that are named one by one when something is lost.
 NAMED_MAX = 20
 

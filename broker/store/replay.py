@@ -27,9 +27,6 @@ from duemq_server.storage.tools import set_aside
 
 log = logging.getLogger(__name__)
 
-HELD_BYTES_MAX = 256 << 20
-"""Of entries of queues, 32 bytes a record, that a start keeps in memory where the disk is full."""
-
 
 class Replay:
     """Up to `known_to` of the log the tables know all but what lies in the queues.

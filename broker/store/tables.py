@@ -160,7 +160,7 @@ class Tables:
         """Queues begin there, and behind what was purged; `free` removes the files."""
         for queue, offset in begins:
             if not queue.dropped:
-                queue.purge(offset)
+                queue.drop_before(offset)
                 purged = self.offsets.find(_purge_of(queue))
                 if purged is not None:
                     self._purge(queue, purged.offset)
@@ -230,7 +230,7 @@ class Tables:
             self._purge(self.queues.of(key.topic)[key.queue_id], progress.offset)
 
     def _purge(self, queue: Queue, offset: int) -> None:
-        queue.purge(offset)
+        queue.drop_before(offset)
         self._purged.add(queue)
 
     # -- the checkpoint --------------------------------------------------------------------------

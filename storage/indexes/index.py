@@ -297,14 +297,9 @@ class FixedIndex:
             if first:
                 self._last_file()  # its name tells the next start where the index begins
 
-    def drop_before(self, number: int, *, keep_files: bool = False) -> None:
-        """Forgets the entries before `number`, and removes the files that are done.
-
-        `keep_files`: `remove_before` does, later.
-        """
+    def drop_before(self, number: int) -> None:
+        """Forgets the entries before `number`; `remove_before` removes the files that are done."""
         self.first = max(self.first, self.present(min(number, self.end)))
-        if not keep_files:
-            self.remove_before(number)
 
     def remove_before(self, number: int) -> None:
         """Removes the files of entries before `number`, which were dropped.  Any thread."""
@@ -325,9 +320,9 @@ class FixedIndex:
 
     def _remove(self, start: int) -> None:
         path = self._path(start)
+        self._disk.unlink(path)  # if that fails it is tried again
         self._starts = [s for s in self._starts if s != start]
         self._unsynced.discard(path)
-        self._disk.unlink(path)
         self._files.forget(path)  # behind it, or a reader might open the file once more
         self._new_names = True
 

@@ -46,7 +46,9 @@ class IndexModel(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1), keep_files=st.booleans())
     def drop(self, share: float, keep_files: bool) -> None:
         number = self.first + int(share * (self.end - self.first))
-        self.index.drop_before(number, keep_files=keep_files)
+        self.index.drop_before(number)
+        if not keep_files:
+            self.index.remove_before(number)
         self.first = min((each for each in self.numbers if each >= number), default=self.end)
 
     @precondition(lambda self: self.there())
@@ -66,6 +68,7 @@ class IndexModel(RuleBasedStateMachine):
         self.index = self.opened()
         assert self.index.first <= self.first
         self.index.drop_before(self.first)  # as its owner does
+        self.index.remove_before(self.first)
 
     @invariant()
     def all_is_there(self) -> None:

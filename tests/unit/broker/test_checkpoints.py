@@ -15,6 +15,7 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFailed
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -42,6 +43,7 @@ class Saving(NamedTuple):
     store: Store
     commits: Watched
     log_loop: LogLoop
+    checkpoints: Checkpoints
     task: asyncio.Task[None]
 
     def write(self) -> None:
@@ -74,7 +76,7 @@ async def saving() -> Saving:
     log_loop = LogLoop(store, commits, meters, settings)
     checkpoints = Checkpoints(store, commits, log_loop, meters, DATA, disk, lambda *_: None)
     task = asyncio.create_task(checkpoints.save())
-    made = Saving(disk, store, commits, log_loop, task)
+    made = Saving(disk, store, commits, log_loop, checkpoints, task)
     await made.goes_on()
     return made
 
@@ -151,3 +153,28 @@ async def test_files_are_removed_in_another_thread(monkeypatch: pytest.MonkeyPat
     assert not any("/orders." in path for path in it.disk.paths)
     assert removed_in
     assert threading.current_thread() not in removed_in
+
+
+async def test_files_that_cannot_go_go_after_the_next_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 32})
+    it = await saving()
+    it.write()
+    it.answer()
+    await it.task
+    queue = it.store.queue("orders", 0)
+    offset_changes.purge(it.store, "orders", {0: 2})
+    it.write()
+    it.answer()
+
+    def unlink(path: str) -> None:
+        raise DiskFailed(f"remove {path}: input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(it.disk, "unlink", unlink)
+        await it.checkpoints.save()
+    assert len(it.disk.listdir(queue._index.directory)) == 3
+    await it.checkpoints.save()
+    assert len(it.disk.listdir(queue._index.directory)) == 1
+    assert span(it.store) == (2, 3)

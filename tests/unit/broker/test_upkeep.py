@@ -19,6 +19,7 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
+from duemq_server.storage.errors import DiskFailed
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
@@ -231,4 +232,51 @@ async def test_what_retention_reads_and_removes_it_does_in_another_thread(
     world.keep(SEGMENT_BYTES)
     await world.passes(RETENTION_INTERVAL_MS)
     assert inside == {("first_from", False), ("_remove", False)}
+    assert queue.min_offset > 0
+
+
+async def test_files_that_cannot_go_hold_nothing_else_up_and_go_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FixedIndex.__init__, "__kwdefaults__", {"files": None, "file_bytes": 32})
+    world = World()
+    world.send(100)
+    queue = world.store.queue("orders", 0)
+    queue.sync()
+    world.keep(SEGMENT_BYTES)
+
+    def unlink(path: str) -> None:
+        raise DiskFailed(f"remove {path}: input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FixedIndex, "_remove", lambda *_: unlink("a file"))
+        await world.passes(RETENTION_INTERVAL_MS)
+    assert world.count("upkeep_errors") == 1
+    first, files = queue.min_offset, world.disk.listdir(queue._index.directory)
+    assert first > 0
+    assert world.store.log.start_position > 0
+    world.send(40)
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert world.count("upkeep_errors") == 1
+    left = world.disk.listdir(queue._index.directory)
+    assert left
+    assert not set(left) & set(files[:first])
+
+
+async def test_a_purge_that_is_faster_leaves_its_queue_for_the_next_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(100)
+    world.keep(SEGMENT_BYTES)
+
+    def gone(*_: object) -> int:
+        raise IndexError("entry 3 is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Queue, "first_from", gone)
+        await world.passes(RETENTION_INTERVAL_MS)
+    queue = world.store.queue("orders", 0)
+    assert (queue.min_offset, world.count("upkeep_errors")) == (0, 0)
+    world.send(40)
+    await world.passes(RETENTION_INTERVAL_MS)
     assert queue.min_offset > 0

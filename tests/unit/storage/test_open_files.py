@@ -43,6 +43,7 @@ def parts_of_an_index(disk: BusyDisk) -> None:
     index.append(bytes(35 * 8))
     index.flush()
     index.drop_before(20)
+    index.remove_before(20)
 
 
 def a_topic(disk: BusyDisk) -> None:

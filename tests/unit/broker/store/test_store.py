@@ -698,7 +698,7 @@ def test_who_fetches_behind_what_is_kept_no_more_is_not_told_of_copies() -> None
         store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
     settle(store)
     queue = store.queue(TIMER_TOPIC, 0)
-    queue.drop_before(queue.frame_at(3))
+    queue.drop_before(3)
     timer_queue_changes.check_fetch(store, 0, 3)
     with pytest.raises(InvalidArgument):
         timer_queue_changes.check_fetch(store, 0, 4)

@@ -173,6 +173,8 @@ def test_old_entries_are_dropped_and_done_files_removed() -> None:
     index = filled(disk, 35)
     index.flush()
     index.drop_before(23)
+    assert len(disk.listdir(PATH)) == 4
+    index.remove_before(23)
     assert (index.first, index.end) == (23, 35)
     assert disk.listdir(PATH) == [f"{20:020d}", f"{30:020d}"]
     assert read_all(index) == list(range(23, 35))
@@ -201,6 +203,7 @@ def test_what_is_dropped_while_it_is_read_is_gone_and_not_damaged(
 ) -> None:
     def drop() -> None:
         index.drop_before(23)
+        index.remove_before(23)
 
     index = filled(FaultyDisk(), 35)
     index.flush()
@@ -380,6 +383,7 @@ def test_entries_are_dropped_up_to_a_gap_or_through_it(number: int, first: int) 
     disk = FaultyDisk()
     index = with_gaps(disk)
     index.drop_before(number)
+    index.remove_before(number)
     assert (index.first, index.end) == (first, 100)
     assert index.count(0) == sum(n >= first for n in (*range(6), 40, 41))
 

@@ -101,3 +101,22 @@ def test_the_histogram_has_all_topics_and_nothing_of_it_goes_back() -> None:
             n + 1,
             3 * n + 3,
         )
+
+
+def test_a_topic_may_fire_for_the_first_time_while_another_thread_counts_them_all() -> None:
+    lateness = TopicLateness()
+
+    class Meanwhile:
+        """In place of a topic's counts: what another thread does as they are added up."""
+
+        __array_ufunc__ = None
+
+        def __radd__(self, sum_before: object) -> object:
+            lateness.record("b", np.array([0]), 1)
+            return sum_before
+
+    lateness.record("a", np.array([0]), 1)
+    lateness._counts["during"] = Meanwhile()  # type: ignore[assignment]
+    assert lateness.total_buckets()[-1] == 1
+    del lateness._counts["during"]
+    assert lateness.total_buckets()[-1] == 2

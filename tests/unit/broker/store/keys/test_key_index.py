@@ -9,6 +9,7 @@ from duemq.protocol.record_bytes import text_hash
 from duemq_server.broker.store.keys import key_builder
 from duemq_server.broker.store.keys.key_builder import TEMPORARY, KeyBuilder
 from duemq_server.broker.store.store import Store
+from duemq_server.storage.errors import DiskFailed
 from duemq_server.storage.indexes import key_run
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.reading.test_lookup import by_key, filled, walk
@@ -112,3 +113,26 @@ def test_the_folder_of_a_deleted_topic_is_touched_no_more() -> None:
     queue.keys.discard(first.base)
     queue.keys.drop_before(2 * SPAN)
     assert disk.paths == before
+
+
+def test_runs_that_were_dropped_go_when_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FaultyDisk()
+    store = stored(disk, 2)
+    [queue, _] = store.queues_of(TOPIC)
+    builder = KeyBuilder(DATA, disk)
+    for each in builder.plan([queue], {TOPIC: [2 * SPAN]}).spans:
+        assert builder.build(each)
+    before = len(disk.paths)
+    queue.keys.drop_before(2 * SPAN)
+    assert len(queue.keys) == 0
+    assert len(disk.paths) == before
+
+    def unlink(path: str) -> None:
+        raise DiskFailed(f"remove {path}: input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "unlink", unlink)
+        with pytest.raises(DiskFailed):
+            queue.keys.remove_dropped()
+    queue.keys.remove_dropped()
+    assert len(disk.paths) == before - 2
