@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from duemq_server.timer_service.disk.housekeeping import Job, Save
 from duemq_server.timer_service.far.look_up import LookUp, Query
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED, FIRED, Cancelling
 from duemq_server.timer_service.timers.log_entries import Cancelled
+from tests.property.job_steps import JobSteps
 from tests.property.timer_world import SOURCE, TOPICS, World
 
 HOUR_MS = 3_600_000
@@ -39,15 +39,13 @@ class Asked:
     ran: bool = False
 
 
-class Races(RuleBasedStateMachine):
+class Races(JobSteps):
     """The core of a shard with two jobs on the disk at once: housekeeping's and a look-up."""
 
     @initialize(seed=st.integers(0, 1 << 16))
     def start(self, seed: int) -> None:
         self.world = World(seed)
         self.cancels: list[Asked] = []
-        self.job: Job | None = None
-        self.job_ran = False
 
     # -- timers
 
@@ -73,33 +71,6 @@ class Races(RuleBasedStateMachine):
     @rule(topics=st.lists(st.sampled_from(sorted(TOPICS)), unique=True))
     def routes_change(self, topics: list[str]) -> None:
         self.world.set_topics(topics)
-
-    # -- a job of housekeeping, in three steps
-
-    @rule(flush=st.booleans())
-    def job_step(self, flush: bool) -> None:
-        world, scheduler = self.world, self.world.scheduler
-        if self.job is None:
-            if flush and scheduler.tiers.memtable.rows:
-                self.job = scheduler.tiers.begin_flush(world.now_ms)
-            else:
-                self.job = world.directory.housekeeper.next_job(world.now_ms)
-            self.job_ran = False
-        elif not self.job_ran:
-            if isinstance(self.job, Save):
-                world.sync()
-            self.job.run()
-            self.job_ran = True
-        else:
-            world.directory.housekeeper.finish(self.job, world.now_ms)
-            self.job = None
-
-    @precondition(lambda self: self.job is not None and not self.job_ran)
-    @rule()
-    def the_job_finds_no_space(self) -> None:
-        assert self.job is not None
-        self.world.directory.housekeeper.no_space(self.job, self.world.now_ms)
-        self.job = None
 
     @precondition(lambda self: self.job is None)
     @rule(passed=st.integers(0, 15_000))

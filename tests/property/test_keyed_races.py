@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from duemq_server.timer_service.disk.housekeeping import Job, Save
 from duemq_server.timer_service.scheduling.keyed import search
 from duemq_server.timer_service.timers.keyed import TimerKey
+from tests.property.job_steps import JobSteps
 from tests.property.timer_world import TOPICS, World
 
 NAMES = ("a", "b", "c")
@@ -28,7 +28,7 @@ waits = st.lists(
 )
 
 
-class KeyedRaces(RuleBasedStateMachine):
+class KeyedRaces(JobSteps):
     """A shard with two jobs on the disk at once: housekeeping's and a look-up of keys."""
 
     @initialize(seed=st.integers(0, 1 << 16), collide=st.booleans())
@@ -39,8 +39,6 @@ class KeyedRaces(RuleBasedStateMachine):
         self.world = World(seed)
         self.keyed = self.world.keyed
         self.keyed.hashes_collide = collide
-        self.job: Job | None = None
-        self.job_ran = False
 
     # -- requests
 
@@ -136,31 +134,6 @@ class KeyedRaces(RuleBasedStateMachine):
     def flush(self) -> None:
         if self.world.scheduler.tiers.memtable.rows:
             self.world.run(self.world.scheduler.tiers.begin_flush(self.world.now_ms))
-
-    @rule(flush=st.booleans())
-    def job_step(self, flush: bool) -> None:
-        world, scheduler = self.world, self.world.scheduler
-        if self.job is None:
-            if flush and scheduler.tiers.memtable.rows:
-                self.job = scheduler.tiers.begin_flush(world.now_ms)
-            else:
-                self.job = world.directory.housekeeper.next_job(world.now_ms)
-            self.job_ran = False
-        elif not self.job_ran:
-            if isinstance(self.job, Save):
-                world.sync()
-            self.job.run()
-            self.job_ran = True
-        else:
-            world.directory.housekeeper.finish(self.job, world.now_ms)
-            self.job = None
-
-    @precondition(lambda self: self.job is not None and not self.job_ran)
-    @rule()
-    def the_job_finds_no_space(self) -> None:
-        assert self.job is not None
-        self.world.directory.housekeeper.no_space(self.job, self.world.now_ms)
-        self.job = None
 
     @precondition(lambda self: self.job is None)
     @rule(passed=st.sampled_from([0, 5_000, 15_000]))

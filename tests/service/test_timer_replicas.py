@@ -114,6 +114,17 @@ async def bodies(cluster: Cluster) -> list[bytes]:
     return sorted(each.body for records in found.values() for each in records)
 
 
+async def gets_a_new_disk(other: Any, leader: Any) -> None:
+    """Returns when it is in sync again."""
+    await other.kill()
+    shutil.rmtree(other.directory)
+    killed = other.replica.me
+    other.start()
+    await until(lambda: getattr(other.replica, "me", killed) != killed)
+    leads = leader.replica.leading.leader
+    await until(lambda: other.replica.me in leads.record.in_sync)
+
+
 async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,13 +141,8 @@ async def test_a_replica_that_is_new_gets_a_snapshot_and_can_lead(
         log = leader.replica.state.log
         await until(lambda: log.start_position > 0)
         other = next(each for each in group.members.values() if each is not leader)
-        await other.kill()
-        shutil.rmtree(other.directory)
-        killed = other.replica.me
-        other.start()
-        await until(lambda: getattr(other.replica, "me", killed) != killed)
+        await gets_a_new_disk(other, leader)
         leads = leader.replica.leading.leader
-        await until(lambda: other.replica.me in leads.record.in_sync)
         assert other.replica.state.log.start_position > 0
         segments = other.directory / "segments"
         assert any(each.suffix == ".due" for each in segments.iterdir())
@@ -190,13 +196,7 @@ async def test_a_replica_of_a_shard_that_leaves_gets_a_new_disk_and_can_lead(
             await group.start_with(shards=1)
             leader = await group.in_sync(3)
             other = next(each for each in group.members.values() if each is not leader)
-            await other.kill()
-            shutil.rmtree(other.directory)
-            killed = other.replica.me
-            other.start()
-            await until(lambda: getattr(other.replica, "me", killed) != killed)
-            leads = leader.replica.leading.leader
-            await until(lambda: other.replica.me in leads.record.in_sync)
+            await gets_a_new_disk(other, leader)
 
             assert (await moved(leader, other.name)).leader == other.name
             assert await group.leader() is other

@@ -58,8 +58,9 @@ class TopicLateness:
     def total_buckets(self) -> list[int]:
         """As `buckets`, of all topics together."""
         none = np.zeros(len(BUCKETS_MS) + 1, dtype=np.int64)
-        return np.cumsum(sum(self._counts.values(), none)).tolist()
+        # As they are now: a topic may fire for the first time while another thread counts.
+        return np.cumsum(sum(list(self._counts.values()), none)).tolist()
 
     def total_sum_ms(self) -> int:
         """As `sum_ms`, of all topics together."""
-        return sum(self._sums_ms.values())
+        return sum(list(self._sums_ms.values()))
