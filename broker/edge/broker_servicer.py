@@ -13,6 +13,7 @@ from duemq_server.broker.edge.send_requests import SendRequests
 from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
 from duemq_server.serving.methods import Codec
 
+STORE_ID_DIGITS_MAX = 20
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
 
 _SEND: Codec = (
@@ -51,8 +52,8 @@ class BrokerServicer:
         """Raises Unavailable if the call says that it is for another broker, InvalidArgument."""
         for name, value in context.invocation_metadata() or ():
             if name == STORE_ID:
-                if not str(value).isdecimal():
-                    raise checks.wrong(STORE_ID, str(value), "a store id, in decimal")
+                if not (value.isdecimal() and len(value) <= STORE_ID_DIGITS_MAX):
+                    raise checks.wrong(STORE_ID, value, "a store id: 64 bits, in decimal")
                 self._timers.check_meant(int(value))
 
     async def Send(

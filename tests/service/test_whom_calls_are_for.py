@@ -51,8 +51,9 @@ async def test_a_call_for_another_broker_is_refused(method, tmp_path) -> None:
 
         with pytest.raises(Unavailable, match=f"{own:016x}, not {own ^ 1:016x}"):
             await ask(((STORE_ID, str(own ^ 1)),))
-        with pytest.raises(InvalidArgument, match=f"{STORE_ID}: 'b1'"):
-            await ask(((STORE_ID, "b1"),))
+        for rubbish in ("b1", "-1", "", "9" * 5_000):
+            with pytest.raises(InvalidArgument, match=f"{STORE_ID}: '{rubbish[:20]}"):
+                await ask(((STORE_ID, rubbish),))
         assert broker.store.messages_in == 0
         if method in ("Send", "SendStream"):
             await ask(((STORE_ID, str(own)),))
