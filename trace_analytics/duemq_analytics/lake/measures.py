@@ -190,8 +190,8 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
     """One row a message expected in these minutes (Unix µs; None: all) and group that received it.
 
     In broadcast, one a member that did.  Or one row with `first_us` null where nobody did.
-    minute_us, topic, message_id, consumer_group, member, sent_us, due_us, accepted, first_us (first
-    call), calls, done (calls that did not fail).
+    minute_us, topic, message_id, consumer_group, sent_us, due_us, accepted, first_us (first call),
+    calls, done (calls that did not fail).
     """
     known = spans.where(F.col("message_id").isNotNull() & F.col("topic").isNotNull())
     grouped = (
@@ -240,7 +240,7 @@ def messages(spans: DataFrame, minutes: Sequence[int] | None = None) -> DataFram
                 "due_us": F.coalesce("call_due_us", "send_due_us"),
             }
         )
-        .drop("send_due_us", "call_due_us", "expected_us")
+        .drop("send_due_us", "call_due_us", "expected_us", "member")
     )
 
 
@@ -310,14 +310,15 @@ def examples(messages: DataFrame) -> DataFrame:
         )
     )
     of_groups = messages.select("*", F.inline(found))
-    # Who is among the first of all is among the first of a group: most are left out before they are
-    # put together, which takes a sort by their ids.
-    few = _first(of_groups, "minute_us", "kind", "consumer_group", "member")
     # Of many groups, the one that had it last stands for the message.
     worst = F.struct("us", "consumer_group", "done")
     key = ("minute_us", "kind", "topic", "message_id", "sent_us")
-    each = few.groupBy(*key).agg(F.max(worst).alias("worst")).select(*key, "worst.*")
-    return _first(each, "minute_us", "kind").select(
+    each = of_groups.groupBy(*key).agg(F.max(worst).alias("worst")).select(*key, "worst.*")
+    order = Window.partitionBy("minute_us", "kind").orderBy(
+        F.desc_nulls_last("us"), "topic", "message_id"
+    )
+    rows = each.withColumn("rank", F.row_number().over(order))
+    return rows.where(F.col("rank") <= EXAMPLES_MAX).select(
         F.timestamp_micros("minute_us").alias("bucket_ts"),
         "kind",
         "topic",
@@ -326,14 +327,6 @@ def examples(messages: DataFrame) -> DataFrame:
         F.timestamp_micros("sent_us").alias("sent_ts"),
         "us",
         "done",
-    )
-
-
-def _first(messages: DataFrame, *key: str) -> DataFrame:
-    """EXAMPLES_MAX messages of each key, those of the longest time."""
-    order = Window.partitionBy(*key).orderBy(F.desc_nulls_last("us"), "topic", "message_id")
-    return messages.withColumn("rank", F.row_number().over(order)).where(
-        F.col("rank") <= EXAMPLES_MAX
     )
 
 
