@@ -115,12 +115,12 @@ class Housekeeper:
         self.others_need: Callable[[], int | None] = lambda: None
         """From where on replicas that catch up need the log; None: none does."""
         self._unneeded_to = 0  # here
-        self._kept_for_others = False
+        self._cut_again = False
 
     def next_job(self, now_ms: int) -> Job | None:
         """What to do now, or None.  Raises LogFull or DiskFull (then ask again later)."""
         scheduler = self._scheduler
-        if self._kept_for_others:
+        if self._cut_again:
             self._cut_log()
         self._needed_before = self._needed_from
         self._pull_near(now_ms)
@@ -207,7 +207,7 @@ class Housekeeper:
             self._scheduler.segments.dirty.clear()
             with suppress(DiskFull):  # the next checkpoint's does it
                 self._scheduler.segments.delete_done(job.state.files())
-                self._cut_log()
+            self._cut_log()
 
     def save(self, now_ms: int) -> Save:
         """A checkpoint of the state as it is now.
@@ -240,13 +240,16 @@ class Housekeeper:
         return min(saved.log_needed_from, kept)
 
     def _cut_log(self) -> None:
-        """Deletes what nobody needs any more; asked again at each look while others need it."""
+        """Deletes what nobody needs any more.
+
+        Again at each look while others need it, or while too many files are open.
+        """
         needed = self.others_need()
-        self._kept_for_others = needed is not None and needed < self._unneeded_to
-        if needed is not None and self._kept_for_others:
-            self._log.delete_before(needed)
-        else:
-            self._log.delete_before(self._unneeded_to)
+        end = self._unneeded_to if needed is None else min(needed, self._unneeded_to)
+        self._cut_again = True
+        with suppress(DiskFull):
+            self._log.delete_before(end)
+            self._cut_again = end < self._unneeded_to
 
     def next_look_ms(self, now_ms: int) -> int:
         """When to ask `next_job` again, if nothing else happens."""

@@ -8,6 +8,8 @@ from duemq.errors import Corrupt
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk.data_directory import open_directory
 from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.far.loading import Load
+from tests.crash.faulty_disk import FaultyDisk
 from tests.property.timer_world import DATA, START_MS, TIGHT, World
 
 HOUR_MS = 3_600_000
@@ -44,6 +46,31 @@ def test_a_log_that_cannot_be_cut_now_is_cut_with_the_next_checkpoint(
     assert len(world.disk.listdir(f"{DATA}/log")) <= 3
     world.kill()
     assert world.scheduler.ledger.pending == 100
+
+
+def test_jobs_go_on_while_the_log_that_others_needed_cannot_be_cut() -> None:
+    """All files may be open that a process may have, for as long as clients wish."""
+    world = World(limits=TIGHT)
+    far_timers(world)
+    keeper, log = world.directory.housekeeper, world.directory.log
+    needed: int | None = log.start_position
+    keeper.others_need = lambda: needed
+    world.checkpoint()
+    assert log.start_position == needed
+
+    def none_left(path: str) -> None:
+        if path == f"{DATA}/log":
+            raise DiskFull(f"open {path}: too many open files")
+        FaultyDisk.fsync_dir(world.disk, path)
+
+    needed = None
+    world.now_ms = START_MS + HOUR_MS
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(world.disk, "fsync_dir", none_left)
+        assert isinstance(keeper.next_job(world.now_ms), Load)
+    begin = log.start_position
+    keeper.next_job(world.now_ms)
+    assert log.start_position > begin, "it was not tried again"
 
 
 def test_a_log_without_its_checkpoint_is_told_and_nothing_is_removed() -> None:
