@@ -62,6 +62,8 @@ from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.far.far_segments import FarSegments
 from duemq_server.timer_service.timers.limits import Limits
 
+FULL_MS = 30_000
+"""Between two passes of which the first found no space: one costs as much as a start."""
 TIME_STEP_MS = 500  # a fire is late from a second on
 TIMES_MAX = 2_048
 EVERYTHING = 1 << 40  # tombstones that may expire in a pass
@@ -100,6 +102,8 @@ class Standby:
         self._limits = limits
         self._clock = clock
         self._leader_start = 0
+        self._full_ms: int | None = None
+        """When a pass found no space; None: the last one did."""
         self._times: list[_Noted] = []
         self._applied = self.committed
         self._saved(found)
@@ -176,14 +180,16 @@ class Standby:
         return fired_by
 
     def checkpoint(self) -> None:
-        """A pass if it is time for one.  Blocking.
+        """A pass if it is time for one, and none found no space just now.  Blocking.
 
-        Raises DiskFull: try again; Corrupt, CorruptLog, CorruptFile: it cannot follow any more;
-        DiskFailed.
+        Raises DiskFull: a later call tries again; Corrupt, CorruptLog, CorruptFile: it cannot
+        follow any more; DiskFailed.
         """
         waits = self._applied - self._position
-        quiet_ms = abs(self._clock() - self._passed_ms)  # a clock may be set
-        limits = self._limits
+        now_ms, limits = self._clock(), self._limits
+        if self._full_ms is not None and abs(now_ms - self._full_ms) < FULL_MS:
+            return
+        quiet_ms = abs(now_ms - self._passed_ms)  # a clock may be set
         if waits >= limits.checkpoint_log_bytes or quiet_ms >= limits.standby_interval_ms:
             self.pass_now()
 
@@ -193,7 +199,9 @@ class Standby:
             return
         try:
             self._pass()
+            self._full_ms = None
         except DiskFull:
+            self._full_ms = self._clock()
             self._cut_back()
             raise
 

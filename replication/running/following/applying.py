@@ -62,7 +62,7 @@ class Applying:
             async with self.lock:
                 await asyncio.to_thread(self._state.apply, self._goal, ENTRIES_MAX)
         except DiskFull as error:
-            log.error("what is committed waits for space: %s", error)
+            log.error("what is followed waits for space: %s", error)
             await asyncio.sleep(FULL_S)
             return True
         return self._state.applied > before

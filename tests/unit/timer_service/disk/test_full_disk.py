@@ -10,6 +10,7 @@ import pytest
 
 from duemq_server.storage.disk import DiskFile
 from duemq_server.storage.errors import DiskFull
+from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.housekeeping import PUT_OFF_MS, Save
 from duemq_server.timer_service.disk.standby import Standby
 from duemq_server.timer_service.far.far_segments import Flush
@@ -298,6 +299,35 @@ def test_a_pass_without_space_leaves_nothing_and_the_replica_can_lead(left: int)
     made = standby.promote()
     assert made.scheduler.ledger == world.scheduler.ledger
     made.scheduler.check()
+
+
+def test_a_pass_without_space_is_tried_again_after_a_while() -> None:
+    """Entries come all the time, and each pass costs as much as a start."""
+    world = busy(150)
+    standby, disk = world.standby, world.standby_disk
+    standby._limits = replace(SMALL, checkpoint_log_bytes=1)
+    begun: list[int] = []
+    load = standby._load
+
+    def passes() -> CheckpointState:
+        begun.append(world.now_ms)
+        return load()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(standby, "_load", passes)
+        disk.capacity_bytes = disk.used_bytes()
+        with pytest.raises(DiskFull):
+            standby.apply(world.committed)
+        tried = len(begun)
+        for _ in range(29):
+            world._now_ms += 1_000
+            standby.apply(world.committed)
+            standby.checkpoint()
+        assert len(begun) == tried
+        disk.capacity_bytes = None
+        world._now_ms += 1_000
+        standby.checkpoint()
+    assert standby.checkpoint_position == world.committed
 
 
 def test_a_pass_without_space_for_a_flush_saves_a_checkpoint_that_names_the_log() -> None:
