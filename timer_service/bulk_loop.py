@@ -225,9 +225,14 @@ class BulkLoop:
             await self._log_loop.progress_or(RETRY_S)
 
     async def _room(self, job: Job) -> bool:
-        """Until what comes has room: in memory, and on the disk.  False: the job gave way."""
+        """Until what comes has room: in memory, and on the disk.  False: the job gave way.
+
+        Where to what is moved goes is known once routes are.
+        """
         if not job.which.brings:
             return True
+        while job.which.to_topic and self._scheduler.dispatcher.queues(job.which.to_topic) is None:
+            await self._log_loop.progress_or(RETRY_S)
         try:
             while True:
                 full = self._scheduler.tiers.memtable_full()

@@ -68,6 +68,26 @@ MOVE = ALL._replace(to_topic="keyed")
 SOME = ALL._replace(to_ms=START_MS + 90 * MINUTE_MS)
 
 
+def test_a_move_waits_until_it_is_known_who_serves_the_other_topic(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start goes on with one before it knows the routes."""
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        with monkeypatch.context() as patched:
+            patched.setattr(quiet.shard.scheduler.dispatcher, "_routes_known", False)
+            job = await quiet.shard.bulk.change(ID, MOVE, 5.0)
+            assert job is not None
+            assert not job.count
+        done = await quiet.shard.bulk.change(ID, MOVE, 5.0)
+        assert done is not None
+        assert (done.count, bool(done.over_ms)) == (1, True)
+
+    run(loop, main)
+
+
 @pytest.mark.parametrize(("topic", "count"), [("any", 2), ("keyed", 1)])
 def test_a_cancel_passes_what_waits_for_space(
     loop: ManualLoop, topic: str, count: int, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,9 @@ Owned and run by: the thread that owns the scheduler.  No clock, no waiting.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from duemq_server.timer_service.scheduling.topic_counts import mark_of
 from duemq_server.timer_service.timers import keyed_entry, log_entries
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, Changed, RequestKey
 from duemq_server.timer_service.timers.keys import NOWHERE
-from duemq_server.timer_service.timers.log_entries import CancelledTable, SourceId
+from duemq_server.timer_service.timers.log_entries import CancelledTable, SourceId, TargetId
 from duemq_server.timer_service.timers.rows import Rows, Wide, keys_of, runs
 from duemq_server.timer_service.timers.wheel import Ids
 
@@ -61,8 +63,13 @@ def cancel(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
     return end
 
 
-def bring_anew(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
-    """They go, and come with other due times, or for another topic; new handles.  As `cancel`."""
+def bring_anew(
+    scheduler: Scheduler, job: Job, found: Slice, now_ms: int, moved: dict[int, int]
+) -> int:
+    """They go, and come with other due times, or for another topic; new handles.  As `cancel`.
+
+    `moved`: targets that were, and what they became; the caller keeps it from slice to slice.
+    """
     rows, by_ms = found.rows, job.which.by_ms
     assert found.bodies is not None
     order = np.argsort(rows.target, kind="stable")
@@ -72,7 +79,7 @@ def bring_anew(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int
         due_ms = np.clip(due_ms + by_ms, now_ms, DUE_MS_MAX)
     come = [
         (
-            _target(scheduler, job, int(rows.target[start])),
+            _target(scheduler, job, int(rows.target[start]), moved),
             _columns(rows, due_ms, found.bodies.take(order), start, end),
         )
         for start, end in runs(rows.target)
@@ -100,12 +107,29 @@ def bring_anew(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int
     return end
 
 
-def _target(scheduler: Scheduler, job: Job, number: int) -> int:
+def _target(scheduler: Scheduler, job: Job, number: int, moved: dict[int, int]) -> int:
     """Where they go now that went there."""
     if not job.which.to_topic:
         return number
-    before = scheduler.numbers.targets[number]
-    return scheduler.numbers.number_target(before._replace(topic=job.which.to_topic))
+    if number not in moved:
+        before = scheduler.numbers.targets[number]
+        queues = scheduler.dispatcher.queues(job.which.to_topic) or {}
+        after = _served(before._replace(topic=job.which.to_topic), queues)
+        moved[number] = scheduler.numbers.number_target(after)
+    return moved[number]
+
+
+def _served(target: TargetId, queues: Mapping[str, int]) -> TargetId:
+    """One queue instead of a queue whose broker has none: else it would be waited for, for ever.
+
+    The same at all shards, so what was for one queue stays together.
+    """
+    brokers = sorted(name for name, count in queues.items() if count)
+    if target.queue_id < 0 or not brokers or target.broker in brokers:
+        return target
+    mark = crc32(f"{target.broker} {target.queue_id}".encode())
+    broker = brokers[mark % len(brokers)]
+    return TargetId(broker, target.topic, mark // len(brokers) % queues[broker])
 
 
 def _table(scheduler: Scheduler, job: Job, rows: Rows) -> CancelledTable:

@@ -77,6 +77,7 @@ class Walk:
         self._found: deque[InBlock] = deque()
         self._moved = True  # something may be in memory now that was not
         self._problems: dict[str, None] = {}
+        self._targets: dict[int, int] = {}  # that were moved, and where to
 
     def reading(self) -> Reading | None:
         """What must be read before the next step; to be handed to `read` when it was run."""
@@ -242,7 +243,7 @@ class Walk:
         assert found.bodies is not None
         bodies = found.bodies.take(slice(0, count))
         part = Slice(found.rows.slice(0, count), found.near[:count], bodies, found.block)
-        slices.bring_anew(self._scheduler, self.job, part, now_ms)
+        slices.bring_anew(self._scheduler, self.job, part, now_ms, self._targets)
         return len(part.rows)
 
 

@@ -20,8 +20,8 @@ from duemq_server.timer_service.scheduling.bulk.jobs import (
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED
 from duemq_server.timer_service.timers.keyed import TimerKey
-from duemq_server.timer_service.timers.log_entries import Cancelled
-from tests.property.timer_world import DATA, SOURCE, START_MS, World
+from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
+from tests.property.timer_world import BROKER, DATA, OTHER, SOURCE, START_MS, World
 from tests.unit.timer_service.scheduling.keyed.test_changes import (
     cancelling,
     decided,
@@ -144,6 +144,43 @@ def test_what_is_moved_is_of_the_other_topic_and_due_as_before() -> None:
     assert sorted(each.topic for each in world.pending()) == ["any"] + ["keyed"] * 5
     # The one with a key is where it was.
     assert decided(world, cancelling(world, TimerKey("any", "own"))) == ["CANCELLED"]
+
+
+def test_what_was_for_a_queue_of_a_broker_without_the_other_topic_goes_to_one_of_another() -> None:
+    """It would wait for that broker for ever; what was for one queue stays together."""
+    world = far_world(FAR_MS)
+    add(world, 3_000, FAR_MS, topic="keyed")
+    flush(world)
+    add(world, 4_000, 2 * FAR_MS, topic="keyed")
+    dispatcher = world.scheduler.dispatcher
+    dispatcher.set_routes({"any": {OTHER: 7}, "keyed": {BROKER: 2}})
+    job, walk = begun(world, Which("keyed", "", 0, NO_END_MS, None, to_topic="any"))
+    while not job.count:
+        go_on(world, walk)
+    dispatcher.set_routes({"any": {BROKER: 2, OTHER: 6}})
+
+    finish(world, walk)
+
+    assert job.count == 4
+    [moved] = [each for each in world.scheduler.numbers.targets if each.broker == OTHER]
+    assert moved.topic == "any"
+    assert 0 <= moved.queue_id < 7
+    world.set_away(set())
+    assert dispatcher.choose(moved, world.now_ms) is not None
+    assert {each.topic for each in world.pending()} == {"any"}
+
+
+@pytest.mark.parametrize("routes", [{}, {"any": {}}, {"any": {BROKER: 1, OTHER: 7}}])
+def test_what_was_for_a_queue_is_for_it_where_its_broker_serves_the_other_topic_or_nobody_does(
+    routes: dict[str, dict[str, int]],
+) -> None:
+    world = World()
+    add(world, FAR_MS, topic="keyed")
+    world.scheduler.dispatcher.set_routes(routes)
+
+    finish(world, begun(world, Which("keyed", "", 0, NO_END_MS, None, to_topic="any"))[1])
+
+    assert world.scheduler.numbers.targets[-1] == TargetId(BROKER, "any", 1)
 
 
 @pytest.mark.parametrize("by_ms", [None, 7_000, -3_000])
