@@ -63,8 +63,8 @@ def save(data_dir: str, disk: Disk, known: DiskId) -> DiskId:
 def check_none(data_dir: str) -> None:
     """Raises InvalidArgument for a replica's directory: whoever is to write there has no replicas.
 
-    It may lack what was acknowledged; and what it would append alone, in an epoch that another one
-    leads, nobody could tell from the other's entries afterwards (protocol/epochs.py).
+    It may lack what was acknowledged; and what it would append alone lies in an epoch that another
+    one leads, so that the group refuses the directory afterwards (running/following/stream.py).
     """
     if is_replicas(data_dir):
         path = os.path.join(data_dir, DISK_ID_FILE)

@@ -19,6 +19,8 @@ from duemq_server.replication.protocol.record import ReplicaId
 
 CHUNK_BYTES_MAX = 1024 * 1024
 """Bytes of a chunk, but for one entry that is larger."""
+COMMON_BYTES = 1024 * 1024
+"""Of what both logs have in common, the last that are compared."""
 UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
 """Bytes on their way to a follower that it has not called durable."""
 
@@ -60,12 +62,23 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class LogPart:
+    """Bytes of the leader's log."""
+
+    start: int
+    end: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """The follower's log goes on at `truncate_to`."""
 
     epoch: int
     leader: ReplicaId
     truncate_to: int
+    common: LogPart | None = None
+    """What lies before that, for the follower to compare; None: nothing, or of an older release."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from duemq_server.replication.protocol.messages import (
     Answer,
     Chunk,
     Hello,
+    LogPart,
     NeedsSnapshot,
     Reason,
     Refusal,
@@ -106,11 +107,11 @@ def to_greeting(greeting: Greeting) -> pb.FromLeader:
     """A leader's first message."""
     leader = to_replica_id(greeting.leader)
     if isinstance(greeting, Welcome):
-        return pb.FromLeader(
-            welcome=pb.Welcome(
-                epoch=greeting.epoch, leader=leader, truncate_to=greeting.truncate_to
-            )
-        )
+        welcome = pb.Welcome(epoch=greeting.epoch, leader=leader, truncate_to=greeting.truncate_to)
+        if (part := greeting.common) is not None:
+            welcome.common.start, welcome.common.end = part.start, part.end
+            welcome.common.crc32c = part.crc32c
+        return pb.FromLeader(welcome=welcome)
     if isinstance(greeting, NeedsSnapshot):
         return pb.FromLeader(
             needs_snapshot=pb.NeedsSnapshot(
@@ -137,7 +138,9 @@ def greeting(message: pb.FromLeader) -> Greeting:
     match message.WhichOneof("message"):
         case "welcome":
             found = message.welcome
-            return Welcome(found.epoch, replica_id(found.leader), found.truncate_to)
+            part = found.common
+            common = LogPart(part.start, part.end, part.crc32c) if part.end else None
+            return Welcome(found.epoch, replica_id(found.leader), found.truncate_to, common)
         case "needs_snapshot":
             needs = message.needs_snapshot
             return NeedsSnapshot(needs.epoch, replica_id(needs.leader), needs.log_start)

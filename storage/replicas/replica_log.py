@@ -292,3 +292,15 @@ class ReplicaLog(SegmentedLog):
             return data[:length]
         entry = self.read_entry(position)
         return self.read(position, entry.end - position)
+
+    def checksum(self, start: int, end: int) -> int:
+        """CRC-32C of the bytes in between, which need not be whole entries.  Raises as `read`."""
+        crc = 0
+        while start < end:
+            later = [each.start for each in self._segments if each.start > start]
+            data = self.read(start, min([end, *later]) - start)
+            if not len(data):
+                raise self._corrupt(start, "the file ends before")
+            crc = record.crc32c(crc, data)
+            start += len(data)
+        return crc

@@ -4,12 +4,16 @@ import asyncio
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from duemq.errors import InvalidArgument
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.store import StoreError
+from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.replicas import DISK_ID_FILE
+from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.service.replica_group import (
     KIND,
     SEGMENT_BYTES,
@@ -73,6 +77,36 @@ async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(runnin
         await until(lambda: late.lines[-1:] == [b"last"])
         assert late.replica is replica
         assert b"meanwhile" in late.lines
+
+
+def write_alone(directory: Path, line: bytes) -> None:
+    """As a process without replicas whose `disk_id` somebody removed."""
+    (directory / DISK_ID_FILE).unlink()
+    log = ReplicaLog.open(str(directory / "log"), RealDisk(), segment_bytes=SEGMENT_BYTES)
+    list(log.recover())
+    log.append(KIND, [line])
+    log.write_pending()
+    log.close()
+
+
+@pytest.mark.parametrize("alone", [LINE, 3 * LINE], ids=["shorter", "longer"])
+async def test_a_log_that_something_else_wrote_to_is_refused(running, alone):
+    """It has the leader's epoch, in which it would pass for the leader's own."""
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await leader.term.write(b"first")
+        await until(lambda: late.lines == [b"first"])
+        await late.kill()
+        write_alone(late.directory, alone)
+        await leader.term.write(2 * LINE)
+        late.start()
+        await until(lambda: "something else wrote to it" in late.role[1])
+        assert late.role[0] == "joining"
+        assert late.lines == [b"first"]
+        await late.kill()
+        shutil.rmtree(late.directory)
+        late.start()
+        await until(lambda: late.lines == [b"first", 2 * LINE])
 
 
 async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_same(

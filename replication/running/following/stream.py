@@ -14,11 +14,18 @@ from duemq.errors import InvalidArgument
 from duemq.settings import Tls
 from duemq.transport import channel
 from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
-from duemq_server.replication.protocol.messages import NeedsSnapshot, Refusal, Welcome
+from duemq_server.replication.protocol.messages import (
+    ANOTHER_LEADER,
+    NeedsSnapshot,
+    Refusal,
+    Welcome,
+)
+from duemq_server.replication.protocol.record import Refused
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.following.applying import Applying
 from duemq_server.replication.running.following.log_writing import LogWriting
+from duemq_server.replication.running.threads import in_thread
 from duemq_server.replication.running.v1 import stubs
 from duemq_server.storage.errors import LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
@@ -65,6 +72,7 @@ class Following:
                 greeting = await self._greet(call)
                 if not isinstance(greeting, Welcome):
                     return greeting
+                await self._compare(greeting)
                 truncate_to = self._follower.welcome(greeting)
                 if truncate_to is not None:
                     await self._writing.truncate(truncate_to)
@@ -106,6 +114,27 @@ class Following:
         if isinstance(greeting, Refusal):
             raise StreamBroken(f"{greeting.reason.name}: {greeting.text}")
         return greeting
+
+    async def _compare(self, welcome: Welcome) -> None:
+        """Raises Refused if something else wrote to this log, in an epoch that both have.
+
+        What is not written yet came from a leader.
+        """
+        common, held = welcome.common, self._log
+        if common is None or common.end > held.written_position:
+            return
+        try:
+            own = await in_thread(held.checksum, common.start, common.end)
+        except (IndexError, OSError) as error:  # IndexError: it is dropped just now
+            raise StreamBroken(f"what both logs have cannot be read here: {error}") from error
+        if own != common.crc32c:
+            raise Refused(
+                f"the log in {held.directory} is not {welcome.leader}'s: it should be up to"
+                f" {common.end}, and is another one somewhere behind {common.start}; something else"
+                " wrote to it, or it is damaged: start with an empty directory, and it gets"
+                " everything anew; if that is said of all who follow, the leader's log is damaged:"
+                f" {ANOTHER_LEADER}"
+            )
 
     async def _read(self, call: Any) -> Any:
         async with asyncio.timeout(self._silence_s):

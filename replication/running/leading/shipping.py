@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from duemq.errors import Corrupt, Unavailable
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import ANOTHER_LEADER, Hello, Welcome
+from duemq_server.replication.protocol.messages import (
+    ANOTHER_LEADER,
+    COMMON_BYTES,
+    Hello,
+    LogPart,
+    Welcome,
+)
 from duemq_server.replication.protocol.record import ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
@@ -29,6 +37,17 @@ INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 REFUSED_MAX = 16
 """Names of replicas whose refusals are known to have been told."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Of the leader's log: who follows is told why it cannot be read."""
+    try:
+        yield
+    except IndexError as error:  # who says hello again is told that it needs a snapshot
+        raise Unavailable(f"retention was faster: {error}", field="position") from error
+    except (StorageError, OSError) as error:
+        raise Corrupt(f"its log cannot be read: {error}; {ANOTHER_LEADER}") from error
 
 
 @dataclass(slots=True)
@@ -112,6 +131,9 @@ class Shipping:
         stream = self._streams[number] = _Stream()
         answers = None
         try:
+            if isinstance(greeting, Welcome):
+                part = await self._common(hello.start, greeting.truncate_to)
+                greeting = dataclasses.replace(greeting, common=part)
             await context.write(wire.to_greeting(greeting))
             if not isinstance(greeting, Welcome):
                 self._note_refused(hello.replica, str(greeting))
@@ -128,6 +150,15 @@ class Shipping:
             if answers is not None:
                 answers.cancel()
                 await asyncio.gather(answers, return_exceptions=True)
+
+    async def _common(self, start: int, end: int) -> LogPart | None:
+        """The last that both logs have; None: they have nothing in common."""
+        end = min(end, self._log.written_position)
+        start = max(start, self._log.start_position, end - COMMON_BYTES)
+        if start >= end:
+            return None
+        with _reading():
+            return LogPart(start, end, await asyncio.to_thread(self._log.checksum, start, end))
 
     def _note_refused(self, replica: ReplicaId, greeting: str) -> None:
         """It asks again each second, for ever if it was removed: told once."""
@@ -178,14 +209,10 @@ class Shipping:
         if self._is_throttled(number):  # no more than for one pause, or little
             rate = self.rate * PACE_MS // 1000
             bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
-        try:
+        with _reading():
             if self._log.written_position - position <= INLINE_BYTES:
                 return self._log.read_run(position, bytes_max)
             return await asyncio.to_thread(self._log.read_run, position, bytes_max)
-        except IndexError as error:  # who says hello again is told that it needs a snapshot
-            raise Unavailable(f"retention was faster: {error}", field="position") from error
-        except (StorageError, OSError) as error:
-            raise Corrupt(f"its log cannot be read: {error}; {ANOTHER_LEADER}") from error
 
     async def _throttle(self, number: int, size: int) -> None:
         """Who is not in sync gets `catch_up_rate` at most: the living come first."""

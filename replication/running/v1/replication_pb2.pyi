@@ -46,14 +46,26 @@ class Hello(_message.Message):
     def __init__(self, group: _Optional[str] = ..., store_id: _Optional[int] = ..., replica: _Optional[_Union[ReplicaId, _Mapping]] = ..., epoch: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[EpochBegin, _Mapping]]] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., log_version: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "leader", "truncate_to")
+    __slots__ = ("epoch", "leader", "truncate_to", "common")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_TO_FIELD_NUMBER: _ClassVar[int]
+    COMMON_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     leader: ReplicaId
     truncate_to: int
-    def __init__(self, epoch: _Optional[int] = ..., leader: _Optional[_Union[ReplicaId, _Mapping]] = ..., truncate_to: _Optional[int] = ...) -> None: ...
+    common: LogPart
+    def __init__(self, epoch: _Optional[int] = ..., leader: _Optional[_Union[ReplicaId, _Mapping]] = ..., truncate_to: _Optional[int] = ..., common: _Optional[_Union[LogPart, _Mapping]] = ...) -> None: ...
+
+class LogPart(_message.Message):
+    __slots__ = ("start", "end", "crc32c")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    end: int
+    crc32c: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
 
 class NeedsSnapshot(_message.Message):
     __slots__ = ("epoch", "leader", "log_start")

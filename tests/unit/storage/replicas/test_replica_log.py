@@ -534,6 +534,16 @@ def test_runs_are_whole_entries() -> None:
         log.read_run(log.written_position, 100)
 
 
+def test_a_checksum_is_of_the_bytes_wherever_segments_end() -> None:
+    log = leading(20, 100)
+    assert len(log.segments) == 3
+    whole = b"".join(bytes(log.read(each.start, 1 << 20)) for each in log.segments)
+    for start, end in ((0, log.written_position), (500, 2_001), (136, 136)):
+        assert log.checksum(start, end) == record.crc32c(0, whole[start:end])
+    with pytest.raises(IndexError):
+        log.checksum(0, log.written_position + 1)
+
+
 def test_who_wrote_a_group_tells_it() -> None:
     log = opened(FaultyDisk())
     told: list[int] = []
