@@ -134,7 +134,9 @@ class TimerService:
         if self._leading is not None:
             self._links.epoch = self._leading.leader.epoch
         self._others.holders = lambda: self._links.holders
-        self._links.before_first_fetch = HoldsOfOthers(self.shard, self._others, self.place).adopt
+        holds = HoldsOfOthers(self.shard, self._others, self.place)
+        self._links.before_leaving = holds.leave
+        self._links.before_first_fetch = holds.adopt
         self._links.on_claims = self._claims_changed.set
         self.shard.firing.check_clock = self._links.look_at_clock
         self._routes.on_change(self._links.changed)

@@ -33,7 +33,7 @@ from duemq_server.timer_service.scheduling.bulk.jobs import Job
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.scheduling.holding.holds import Holds
 from tests.crash.faulty_disk import FaultyDisk
-from tests.property.timer_world import World
+from tests.property.timer_world import START_MS, World
 from tests.service.running_cluster import Cluster, until
 from tests.service.test_timer_keys_at_a_shard import request_of, schedule
 from tests.service.test_timer_service import HOUR_MS, TOPIC
@@ -180,6 +180,72 @@ async def test_what_changes_all_the_time_is_read_again_later() -> None:
     others = Others(*([held("a"), held("b")] * (READINGS_MAX // 2)))
     with pytest.raises(Unavailable, match="changes while it is read"):
         await others.adopt()
+
+
+def place_of(*shards: int) -> place.Place:
+    """Of shard 1, as a directory has it that was started so, one time after the other."""
+    disk = FaultyDisk()
+    return [place.check("/data", disk, 1, count) for count in shards][-1]
+
+
+def led_by(others: Others, where: place.Place) -> Others:
+    """Another replica leads."""
+    again = Others()
+    again.world = others.world
+    again._shard.scheduler = others.world.scheduler
+    again._place = where
+    return again
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+async def test_that_a_shard_left_is_known_to_whoever_leads_it(
+    checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one of the directories says so, or none: a replica may have a new disk."""
+
+    def pass_on() -> None:
+        if checkpoint:
+            others.world.checkpoint()
+        others.world.sync()
+        others.world.kill()
+
+    others = Others()
+    monkeypatch.setattr(others.world.holds, "restarted", lambda: None)  # it knows of none
+    others.world.broker.accept([START_MS], 10, "any")
+    others.world.ingest(1)
+    leaving = led_by(others, place_of(2, 1))
+    await leaving.adopt()  # as before a message under a key
+    for _ in range(2):
+        await leaving.leave()
+        await leaving.adopt()
+        pass_on()
+    back = led_by(others, place_of(2))
+    back.answers = [held("a"), held("a")]
+    await back.adopt()
+    assert back.held == ["a"]
+    pass_on()
+    await led_by(others, place_of(2, 1, 2)).adopt()  # asks nobody
+    pass_on()
+    await led_by(others, place_of(2, 1)).leave()
+    back = led_by(others, place_of(2, 1, 2))
+    back.answers = [held("a", "b"), held("a", "b")]
+    await back.adopt()
+    assert back.held == ["a", "b"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_shard_that_left_by_an_older_release_goes_by_its_directory(full: bool) -> None:
+    others = Others()
+    others.world.broker.accept([START_MS], 10, "any")
+    others.world.ingest(1)
+    where = place_of(2, 1, 2)
+    where._disk.capacity_bytes = 0 if full else None  # type: ignore[attr-defined]
+    back = led_by(others, where)
+    back.answers = [held("a"), held("a")]
+    await back.adopt()
+    assert back.held == ["a"]
+    assert back._place.returns == full
+    await led_by(others, place_of(2, 1, 2)).adopt()  # asks nobody
 
 
 async def test_a_job_that_was_noted_in_part_is_ended_and_the_others_are_noted() -> None:

@@ -58,6 +58,7 @@ def capture(
         topics=scheduler.topics.saved(),
         holds=scheduler.holds.saved(),
         next_hold=scheduler.holds.next_number,
+        left=scheduler.holds.left,
     )
 
 

@@ -25,7 +25,7 @@ of those that still lie on disk `unmet_pages`, u64, and `unmet_bits`, 128 bytes 
 (epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
 producer id, and `installed`; `topics`, the ledger by topic; `bulk`, jobs on what is pending
 (timer_service/scheduling/bulk/jobs.py); `holds`, those in force (hold_entry.Hold), and `next_hold`,
-if there ever was one.
+if there ever was one; `left`, once a LEFT entry said it.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class CheckpointState:
     """Columns of scheduling/topic_counts.TopicLedger, by topic; older checkpoints have none."""
     holds: list[Hold] = dataclasses.field(default_factory=list)
     next_hold: int = 1
+    left: bool | None = None
 
     def files(self) -> set[str]:
         """Period files that must stay."""
@@ -189,6 +190,8 @@ def encode(state: CheckpointState) -> bytes:
         added["topics"] = state.topics
     if state.next_hold > 1:
         added |= {"holds": state.holds, "next_hold": state.next_hold}
+    if state.left is not None:
+        added["left"] = state.left
     arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
     if state.unmet is not None:
         pages, bits = state.unmet
@@ -271,6 +274,7 @@ def decode(payload: bytes) -> CheckpointState:
         topics=header.get("topics", {}),
         holds=[Hold(*each) for each in header.get("holds", ())],
         next_hold=header.get("next_hold", 1),
+        left=header.get("left"),
     )
 
 

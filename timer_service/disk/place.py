@@ -37,7 +37,8 @@ class Place:
     key_shards: int = 0
     """Shards that timer keys and schedules are divided over; 0: no broker has said so yet."""
     returns: bool = False
-    """It had left, and has not learnt yet what the others hold since."""
+    """It had left, and has not learnt yet what the others hold since; as far as this directory
+    says, which counts where the log does not (Holds.left)."""
 
     @property
     def leaves(self) -> bool:

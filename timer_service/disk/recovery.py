@@ -5,7 +5,7 @@ directly: it is the start of the process.
 
 1. The checkpoint's state is taken over; bodies of timers in memory are read from where they lie.
 2. The entries behind it are applied in order: ADD brings timers in as when they came; CANCEL,
-   SCHEDULE, RECUR, HOLD, DROP and BULK as they say; DISPATCH, ACK and EPOCH are of batches
+   SCHEDULE, RECUR, HOLD, DROP, LEFT and BULK as they say; DISPATCH, ACK and EPOCH are of batches
    (dispatched.py): a DISPATCH only notes which timers are in it.
 3. The noted timers are then taken out wherever they are met (dispatched.py), and batches that are
    not acknowledged are made anew.
@@ -96,6 +96,7 @@ class Recovery(DispatchedTimers):
         scheduler.schedules.apply(state.schedules)
         scheduler.bulk.restore(state.bulk)
         scheduler.holds.restore(state.holds, state.next_hold)
+        scheduler.holds.left = state.left
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
         for held in state.held:
@@ -145,6 +146,8 @@ class Recovery(DispatchedTimers):
                 self._drop(entry)
             elif entry.kind == log_entries.HOLD:
                 self._scheduler.holds.apply(hold_entry.decode(entry.body))
+            elif entry.kind == log_entries.LEFT:
+                self._scheduler.holds.left = log_entries.decode_left(entry.body)
             elif entry.kind == GAP:
                 raise Corrupt(
                     f"timer log, position {entry.position}: an entry was set aside that no"

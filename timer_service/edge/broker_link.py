@@ -222,6 +222,8 @@ class BrokerLink:
         return CLAIM_WAIT_S if self.waits else CLAIM_INTERVAL_S
 
     async def _claim(self) -> None:
+        if self._links.place.leaves:
+            await self._links.before_leaving()
         queues = list(self._queues)
         answer = await self._ask(queues)
         for fetcher in self.fetchers.values():

@@ -40,6 +40,8 @@ class BrokerLinks:
     def __init__(self, shard: Shard, routes: RouteCache, settings: Settings, place: Place) -> None:
         self.by_name: dict[str, BrokerLink] = {}
         self.place = place
+        self.before_leaving: Callable[[], Awaitable[None]] = _nothing
+        """Called before a shard that leaves hands queues over; raises as the next one."""
         self.before_first_fetch: Callable[[], Awaitable[None]] = _nothing
         """Called before a queue is fetched that was granted, and before the first message under a
         key is taken; raises DuemqErrors: not yet."""

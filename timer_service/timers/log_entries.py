@@ -55,6 +55,9 @@ HOLD (kind 28): timers that are kept back; hold_entry.py.
 
 DROP (kind 29): as CANCEL; they count as dropped, for their hold was resumed without them.
 
+LEFT (kind 33, which older releases pass over): u64, 1: this shard leaves, and does not learn any
+more what the others hold; 0: it is back, and has learnt it.
+
 A lane is (broker, topic, queue); its batches are one idempotent producer's at that broker.
 """
 
@@ -70,6 +73,7 @@ import numpy.typing as npt
 ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE, RECUR = 16, 17, 18, 19, 20, 21, 22
 BULK = 26  # 24 and 25 are a block's
 HOLD, DROP = 28, 29
+LEFT = 33
 
 _ADD = struct.Struct("<QIIQ")
 _CANCEL = struct.Struct("<QIIqq")
@@ -231,6 +235,17 @@ def decode_dispatch(body: memoryview) -> Dispatched:
     offsets = np.frombuffer(body, dtype="<i8", count=count, offset=at).astype(np.int64)
     index = np.frombuffer(body, dtype="<u2", count=count, offset=at + 8 * count).astype(np.uint16)
     return Dispatched(lane, epoch, sequence, names, offsets, index)
+
+
+def encode_left(left: bool) -> bytes:
+    """A LEFT body."""
+    return struct.pack("<Q", left)
+
+
+def decode_left(body: memoryview) -> bool:
+    """Reads a LEFT body."""
+    (left,) = struct.unpack_from("<Q", body)
+    return bool(left)
 
 
 def encode_ack(positions: Sequence[int]) -> bytes:

@@ -51,6 +51,10 @@ class Leaving:
 
     def __init__(self) -> None:
         self.empty = False
+        self.noted = False
+
+    async def before_leaving(self) -> None:
+        self.noted = True
 
     def turn(self, _: BrokerLink) -> "Leaving":
         return self
@@ -220,17 +224,18 @@ def test_who_is_at_the_address_is_asked_of_each_connection_that_is_sent_on(
         return SimpleNamespace(end=lambda: None)
 
     async def ask(*arguments: object) -> Any:
+        assert links.noted, "queues are handed over, and it is not noted that it leaves"
         asked.append(arguments)
         return broker_pb2.ClaimTimerQueuesResponse()
 
     async def learn(_: int) -> None: ...
 
+    links = Leaving()
     monkeypatch.setattr(broker_link, "FireStream", stream)
     monkeypatch.setattr(broker_link.stubs, "BrokerStub", lambda connection: connection)
     with ManualLoop(0) as loop:
 
         async def main() -> None:
-            links = Leaving()
             links.keep_time, links.learn = lambda: None, learn  # type: ignore[attr-defined]
             link = Link(links)
             link._ask = ask  # type: ignore[assignment, method-assign]

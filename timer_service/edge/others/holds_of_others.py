@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from duemq.errors import DuemqError, Unavailable
 from duemq.protocol.route import TimerShard
 from duemq.transport import status
 from duemq.v1 import stubs, timer_holds_pb2, timer_pb2
+from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.bulk_requests import which_of
 from duemq_server.timer_service.edge.others.other_shards import TIMEOUT_S, OtherShards
@@ -50,6 +52,15 @@ class HoldsOfOthers:
         self._looked_s = 0.0
         self._waited_s: float | None = None  # for whom only brokers know; None: there are none
 
+    async def leave(self) -> None:
+        """Notes that it leaves, for itself as it comes back, whichever of its replicas leads then.
+
+        Raises as Shard.change.
+        """
+        async with self._turn:
+            if not self._shard.scheduler.holds.left:
+                await self._note_left(left=True)
+
     async def adopt(self) -> None:
         """Holds what others hold, if nothing was ever taken over here, or since it had left.
 
@@ -57,15 +68,26 @@ class HoldsOfOthers:
         there are answers; StorageError.
         """
         async with self._turn:
-            if self._shard.scheduler.numbers.sources and not self._place.returns:
+            returns = self._returns()
+            if self._shard.scheduler.numbers.sources and not returns:
                 return
             adoptions = self._shard.scheduler.holds.adoptions
             adoptions.add(self._adopting)  # until it is through, also if that takes another call
             await self._adopt()
             adoptions.discard(self._adopting)
             self._adopting = Adopting()
+            if returns:
+                await self._note_left(left=False)
             if self._place.returns:
-                await asyncio.to_thread(self._place.returned)
+                with suppress(DiskFull):  # the log says it
+                    await asyncio.to_thread(self._place.returned)
+
+    def _returns(self) -> bool:
+        left = self._shard.scheduler.holds.left
+        return not self._place.leaves and (self._place.returns if left is None else left)
+
+    async def _note_left(self, *, left: bool) -> None:
+        await self._shard.change(partial(changes.note_left, left=left), makes_room=True)
 
     async def _adopt(self) -> None:
         for _ in range(READINGS_MAX):

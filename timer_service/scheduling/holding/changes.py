@@ -70,6 +70,15 @@ def _hold(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
     return True
 
 
+def note_left(scheduler: Scheduler, now_ms: int, *, left: bool) -> None:
+    """That this shard leaves, or is back and holds what others hold; for whichever replica leads.
+
+    Raises LogFull, DiskFull: nothing was done, call again.
+    """
+    scheduler.log.append(log_entries.LEFT, [log_entries.encode_left(left)])
+    scheduler.holds.left = left
+
+
 def resume(scheduler: Scheduler, now_ms: int, topic: str, prefix: str) -> bool:
     """What waits may go, due ones first due first; False: it was not held.
 

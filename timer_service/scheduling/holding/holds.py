@@ -42,6 +42,9 @@ class Holds:
         self.next_number = 1
         self.adoptions: set[Adopting] = set()
         """Those under way, of a shard that is new."""
+        self.left: bool | None = None
+        """This shard had left, and has not learnt yet what others hold since; None: the log does
+        not say, for it never left, or did so by an older release."""
         self._by_name: dict[tuple[str, str], Hold] = {}
         self._numbers: set[int] = set()
         self._prefixes: dict[str, tuple[str, ...]] = {}
