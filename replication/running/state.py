@@ -60,7 +60,10 @@ class ReplicaState(Protocol):
         ...
 
     def checkpoint(self) -> None:
-        """Saves the tables.  Raises DiskFull, DiskFailed."""
+        """Saves the tables if it is time for it and something has come; called now and then.
+
+        Raises DiskFull, DiskFailed.
+        """
         ...
 
     def drop_before(self, log_start: int) -> None:

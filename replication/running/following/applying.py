@@ -30,8 +30,6 @@ class Applying:
         self._state = state
         self._goal = state.applied
         self._log_start = 0
-        self._saved = -1
-        """What `checkpoint` has seen; at first it is called for what the open could not save."""
         self._news = asyncio.Event()
         self._moved = asyncio.Event()
         self.lock = asyncio.Lock()
@@ -87,7 +85,8 @@ class Applying:
         while True:
             await asyncio.sleep(CHECKPOINT_S)
             try:
-                await self._save()
+                async with self.lock:  # also in silence: it may be time for one by now
+                    await asyncio.to_thread(self._state.checkpoint)
             except DiskFull as error:  # what goes may make room for it
                 log.error("no checkpoint of what is followed: %s", error)
             if steady_ms() - dropped_ms >= DROP_S * 1000:
@@ -100,9 +99,3 @@ class Applying:
                 await asyncio.to_thread(self._state.drop_before, self._log_start)
             except DiskFull as error:
                 log.error("what the leader keeps no more stays for now: %s", error)
-
-    async def _save(self) -> None:
-        async with self.lock:
-            if self._state.applied > self._saved:
-                await asyncio.to_thread(self._state.checkpoint)
-                self._saved = self._state.applied

@@ -145,7 +145,25 @@ async def test_what_the_open_found_no_space_to_save_is_saved_without_news(
         await asyncio.to_thread(state.saved.wait, 30)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    assert (state.checkpoints, state.full) == (2, False)
+    assert not state.full
+
+
+async def test_a_state_is_asked_for_a_checkpoint_in_silence_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may not have been time for one when the last entry came."""
+    monkeypatch.setattr(applying, "CHECKPOINT_S", 0.0)
+    asked = threading.Semaphore(0)
+
+    class Waiting(State):
+        def checkpoint(self) -> None:
+            asked.release()
+
+    keeping = asyncio.create_task(Applying(Waiting()).keep())  # type: ignore[arg-type]
+    for _ in range(3):
+        assert await asyncio.to_thread(asked.acquire, timeout=5)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_a_new_name_waits_for_the_pass_that_is_under_way() -> None:
