@@ -302,7 +302,22 @@ class BrokerLinks:
     def problems(self) -> list[str]:
         """What is wrong, a sentence each."""
         refused = (f"refused by broker {name}: {error}" for name, error in self.refusals.items())
-        return [*refused, *self._waits(), *self._clock_problems().values()]
+        waits = (*self._waits(), *self._not_handed_over())
+        return [*refused, *waits, *self._clock_problems().values()]
+
+    def _not_handed_over(self) -> Iterator[str]:
+        """Of queues of a shard that leaves: once it is gone, nobody hands them over."""
+        if not self.place.leaves:
+            return
+        ours = {each.id.store_id for each in self._shard.scheduler.numbers.sources}
+        for each in self._routes.lost_brokers:
+            name, link = each.broker.name, self.by_name.get(each.broker.name)
+            told = link is not None and link.granted
+            if each.broker.store_id in ours and not (told or each.forgotten):
+                yield (
+                    f"broker {name} is away, and may not have heard that this shard leaves: let it"
+                    " run until that broker is back, or is given up (`duemq cluster forget`)"
+                )
 
     @property
     def waiting(self) -> int:

@@ -13,10 +13,11 @@ from duemq.errors import (
     OffsetOutOfRange,
     Unavailable,
 )
-from duemq.protocol.route import Broker, RouteCache
+from duemq.protocol.route import Broker, LostBroker, RouteCache, Update
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
 from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.timer_service.disk.place import check
 from duemq_server.timer_service.edge import broker_link, broker_links
 from duemq_server.timer_service.edge.broker_link import (
     CHECK_TIMEOUT_S,
@@ -37,6 +38,7 @@ from duemq_server.timer_service.scheduling.clocks import FRESH_MS, SLACK_MS, Bro
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.scheduling.holding.holds import Holds
 from duemq_server.timer_service.timers.log_entries import SourceId
+from tests.crash.faulty_disk import FaultyDisk
 from tests.manual_loop import ManualLoop
 
 MINUTE_S = 60.0
@@ -533,6 +535,43 @@ def test_what_waited_while_a_broker_refused_the_shard_is_sent_when_that_is_over(
             assert not dispatcher.fence
             assert kicked == ["b1", "b2"]
             links._clocks.cancel()
+
+        loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize(
+    ("shards", "store", "forgotten", "granted", "told"),
+    [
+        (1, 7, False, None, True),
+        (1, 7, False, False, True),
+        (1, 7, False, True, False),
+        (1, 7, True, None, False),
+        (1, 8, False, None, False),
+        (2, 7, False, None, False),
+    ],
+)
+def test_who_leaves_names_brokers_that_are_away_and_have_not_got_their_queues_back(
+    shards: int, store: int, forgotten: bool, granted: bool | None, told: bool
+) -> None:
+    """Once it is stopped and forgotten, nobody would hand them over."""
+    routes = RouteCache()
+    lost = LostBroker(Broker("b1", "b:1", store_id=store), 0, stopped=True, forgotten=forgotten)
+    routes.apply(Update(whole=True, lost_brokers=(lost,)))
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            numbers = SimpleNamespace(sources=[SimpleNamespace(id=SourceId(7, 1))])
+            scheduler = SimpleNamespace(numbers=numbers)
+            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), scheduler=scheduler)
+            settings: Any = SimpleNamespace(clock_difference_max=1.0)
+            place = check("/data", FaultyDisk(), 1, shards, may_leave=True)
+            links = BrokerLinks(shard, routes, settings, place)
+            links._clocks.cancel()
+            if granted is not None:
+                link: Any = SimpleNamespace(granted=granted)
+                links.by_name = {"b1": link}
+            found = list(links._not_handed_over())
+            assert [each.startswith("broker b1 is away") for each in found] == [True] * told
 
         loop.run_until_complete(main())
 
