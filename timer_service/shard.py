@@ -144,12 +144,21 @@ class Shard:
             self.disk_jobs.wake()
 
     def answered(
-        self, batch: FireBatch, outcome: FireOutcome, store_ms: int, reason: str = ""
+        self,
+        batch: FireBatch,
+        outcome: FireOutcome,
+        store_ms: int,
+        reason: str = "",
+        sent_by_ms: int | None = None,
     ) -> None:
-        """A broker answered a batch, and why it refused it."""
+        """A broker answered a batch, and why it refused it.
+
+        `sent_by_ms`: the clock by which it will be sent again, if that is another one.
+        """
         now = self.firing.now_ms()
+        again = now if sent_by_ms is None else sent_by_ms
         try:
-            stored = self.scheduler.answered(batch, outcome, now, reason)
+            stored = self.scheduler.answered(batch, outcome, again, reason)
         except (LogFull, DiskFull):
             stored = outcome is FireOutcome.STORED  # the acknowledgements are kept for later
         if stored:

@@ -209,7 +209,7 @@ class FireStream:
     ) -> None:
         if result.duplicate and not batch.repeated:
             reason = "it has another batch of this number"
-            self._shard.answered(batch, FireOutcome.OUT_OF_SEQUENCE, 0, reason)
+            self._refused_now(batch, FireOutcome.OUT_OF_SEQUENCE, reason)
             return
         if not result.HasField("error"):
             self._shard.answered(batch, FireOutcome.STORED, result.store_ms)
@@ -227,7 +227,12 @@ class FireStream:
             level = logging.DEBUG if lane.failures else logging.WARNING
             reason = error.message
             log.log(level, "%s refused a batch, trying again: %s", lane.id, error)
-        self._shard.answered(batch, outcome, 0, reason)
+        self._refused_now(batch, outcome, reason)
+
+    def _refused_now(self, batch: FireBatch, outcome: FireOutcome, reason: str) -> None:
+        """Now by the clock of `_write`, which looks whether it is time to try again."""
+        sent_by_ms = now_ms() - self._clock.behind_ms
+        self._shard.answered(batch, outcome, 0, reason, sent_by_ms)
 
 
 def _record_spans(

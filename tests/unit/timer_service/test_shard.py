@@ -11,14 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from duemq.errors import Internal, Unavailable
-from duemq.v1 import message_pb2
+from duemq.errors import Internal, ReadOnly, Unavailable
+from duemq.transport import status
+from duemq.v1 import message_pb2, view_pb2
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service import disk_jobs, firing, log_loop
 from duemq_server.timer_service.edge import fire_stream
 from duemq_server.timer_service.edge.fire_stream import FireStream
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import Limits
@@ -157,6 +159,32 @@ def run(loop: ManualLoop, main: Callable[[Quiet], object], limits: Limits | None
         return quiet
 
     return loop.run_until_complete(started())
+
+
+def test_what_a_broker_refused_whose_clock_is_late_is_sent_again_soon(loop: ManualLoop) -> None:
+    """Others' are in step, so that the shard goes by them."""
+
+    async def main(quiet: Quiet) -> None:
+        assert quiet._stream is not None
+        clock = quiet._stream._clock
+        clock.observe(quiet.loop.wall_ms, quiet.loop.wall_ms - 60 * SECOND_MS, 0)
+        refused: list[FireBatch] = []
+        answer = quiet.answer
+
+        async def refuse(batches: list[FireBatch]) -> None:
+            refused.extend(batches)
+            quiet.answer = answer  # type: ignore[method-assign]
+            for batch in batches:
+                error = status.to_proto(ReadOnly("short of space"))
+                quiet._stream._take(batch, view_pb2.BatchResultView(error=error), 0, 0)
+
+        quiet.answer = refuse  # type: ignore[method-assign]
+        await quiet.take(SECOND_MS)
+        await loop.silence(63)
+        assert refused
+        assert quiet.delivered_ms
+
+    run(loop, main)
 
 
 @pytest.mark.parametrize("wait_s", [1, 59, 61, 90, 120, 180, 600, 7_200])
