@@ -50,10 +50,17 @@ class Place:
         return timer_keys.shard_of_queue(queue_id, self.shards) == self.shard
 
     def learn(self, key_shards: int) -> None:
-        """A broker says what keys are divided over.  Raises DiskFull, DiskFailed."""
+        """A broker says what keys are divided over.  Raises DiskFailed.
+
+        Where it is not noted for want of space a later start hears it again: what is here must
+        fire, and make some.
+        """
         if key_shards and not self.key_shards:
-            replace(self, key_shards=key_shards).save()
             self.key_shards = key_shards
+            try:
+                self.save()
+            except DiskFull as error:
+                log.warning("that keys are those of %d shards is not noted: %s", key_shards, error)
 
     def returned(self) -> None:
         """It holds what the others hold.  Raises DiskFull, DiskFailed."""
