@@ -82,7 +82,13 @@ class Settings(ReplicaSettings):
     retention_hours: float = setting(
         72.0, "how long messages are kept; 0: for ever", minimum=0, maximum=1_000_000
     )
-    retention_bytes: int = setting(0, "how much log is kept; 0: no limit", unit="bytes", minimum=0)
+    retention_bytes: int = setting(
+        0,
+        "how much is kept, with 40 bytes a message beside the log; it reaches a segment more;"
+        " 0: no limit",
+        unit="bytes",
+        minimum=0,
+    )
     free_bytes_min: int = setting(
         128 << 20, "free space below which nothing is accepted", unit="bytes", minimum=0
     )

@@ -6,7 +6,8 @@ counted.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 from duemq_server.broker.clock import SETTLED_MS, ClockWatch
@@ -14,6 +15,7 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import retention
+from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.tables import begins_at, free
@@ -109,18 +111,16 @@ class Upkeep:
     async def retain(self) -> int:
         """Removes the segments that may go; how many.  Raises StorageError, OSError."""
         commit_log = self._store.log
+        queues = self._store.all_queues()
         keep_ms = int(self._settings.retention_hours * 3_600_000)
-        position = retention.cut_position(
-            await asyncio.to_thread(self._ages),
-            self._commits.position,
-            self._now_ms(),
+        position = await asyncio.to_thread(
+            self._cut_position,
             keep_ms if self._clock.is_settled(self._steady_ms()) else 0,
-            self._settings.retention_bytes,
             retention.needed_from(self._store),
+            queues,
         )
         if position <= commit_log.start_position:
             return 0
-        queues = self._store.all_queues()
         begins, failed = await asyncio.to_thread(begins_at, queues, position)
         self._store.tables.forget_before(begins)
         for what, error in failed + await asyncio.to_thread(free, begins):
@@ -128,6 +128,17 @@ class Upkeep:
         removed = await asyncio.to_thread(commit_log.delete_before, position)
         log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
         return removed
+
+    def _cut_position(self, keep_ms: int, hold: int, queues: Sequence[Queue]) -> int:
+        return retention.cut_position(
+            self._ages(),
+            self._commits.position,
+            self._now_ms(),
+            keep_ms,
+            self._settings.retention_bytes,
+            hold,
+            partial(retention.bytes_beside, queues),
+        )
 
     def _ages(self) -> list[SegmentAge]:
         """Nothing in a segment is younger than the first frame of a later one."""

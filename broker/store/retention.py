@@ -1,14 +1,21 @@
 """How much of the log may go.  Pure.
 
-Whole segments go, oldest first, when they are older than the time kept or when the log is larger
-than the size kept; never the last segment, and never what is still needed (`needed_from`).
+Whole segments go, oldest first, when they are older than the time kept or when the log, and what
+lies beside it for its messages, is larger than the size kept; never the last segment, and never
+what is still needed (`needed_from`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from duemq.protocol.names import TIMER_TOPIC
+from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
+from duemq_server.broker.store.tables import begins_at
+from duemq_server.storage.indexes import consume_queue, key_run
+
+BESIDE_BYTES = consume_queue.ENTRY_BYTES + key_run.ENTRY_BYTES
+"""What lies beside the log for a message at most: its places in the consume queue and a key run."""
 
 
 class SegmentAge(NamedTuple):
@@ -35,6 +42,15 @@ def needed_from(store: Store) -> int:
     return needed
 
 
+def bytes_beside(queues: Iterable[Queue], position: int) -> int:
+    """Bytes beside the log for what lies from a position on; of a queue that can be read.
+
+    Any thread: it reads what was not read for long.
+    """
+    begins, _ = begins_at(queues, position)
+    return BESIDE_BYTES * sum(queue.records_from(offset) for queue, offset in begins)
+
+
 def cut_position(
     segments: Sequence[SegmentAge],
     end_position: int,
@@ -42,15 +58,20 @@ def cut_position(
     keep_ms: int,
     keep_bytes: int,
     hold: int,
+    beside: Callable[[int], int],
 ) -> int:
     """The segments that end at or before the answer may go.  A limit of 0 does not apply.
 
-    `hold`: what is needed from there on, however old it is (`needed_from`).
+    `hold`: what is needed from there on, however old it is (`needed_from`).  `beside`: bytes that
+    lie beside the log for what it has from a position on.
     """
     position = segments[0].start if segments else 0
     for segment, newest_ms in zip(segments, newest_times(segments, now_ms), strict=True):
+        log_bytes = end_position - segment.end
         too_old = keep_ms > 0 and newest_ms < now_ms - keep_ms
-        too_much = keep_bytes > 0 and end_position - segment.end >= keep_bytes
+        too_much = keep_bytes > 0 and (
+            log_bytes >= keep_bytes or log_bytes + beside(segment.end) >= keep_bytes
+        )
         if segment.end > hold or not (too_old or too_much):
             break
         position = segment.end

@@ -80,14 +80,14 @@ def test_whoever_installs_is_told_of_pods_that_are_killed_before_they_stop(
     ("kept", "size", "late"),
     [
         (0, "20Gi", False),
-        ("14.8GiB", "20Gi", False),
-        ("15GiB", "20Gi", True),
-        ("18.8GiB", "20Gi", True),
+        ("18.6GiB", "20Gi", False),
+        ("18.7GiB", "20Gi", True),
+        ("20GiB", "20Gi", True),
         ("2TiB", "2T", True),
     ],
 )
 def test_whoever_installs_is_told_of_a_disk_that_fills_before_messages_go(helm4, kept, size, late):
-    """Of the log, and a segment, and a quarter more for what is derived from them."""
+    """Beside what is kept lie a segment, a quarter of it for what is derived, and what stays free."""
     given = {"settings": {"retention_bytes": kept}, "persistence": {"size": size}}
     told = notes(helm4, {"broker": given})
     assert ("WARNING: broker.settings.retention_bytes" in told) == late

@@ -54,9 +54,10 @@ class World:
         )
         self.registry = CollectorRegistry()
         self.store.checkpointed(1 << 60)
+        self.commits = Commits(self.store.log.durable_position)
         self.upkeep = Upkeep(
             self.store,
-            Commits(1 << 60),
+            self.commits,
             Meters(self.registry),
             settings,
             self.disk,
@@ -72,6 +73,7 @@ class World:
     async def passes(self, ms: int, clock_ms: int | None = None) -> None:
         self.steady_ms += ms
         self.now_ms += ms if clock_ms is None else clock_ms
+        self.commits.advance(self.store.log.durable_position)
         await self.upkeep.look()
 
     def count(self, name: str) -> float:
@@ -145,6 +147,23 @@ async def test_entries_that_are_no_frames_hold_no_segment_back(world: World) -> 
     await world.passes(RETENTION_INTERVAL_MS)
     kept = world.store.log.end_position - world.store.log.start_position
     assert kept <= 4 * SEGMENT_BYTES
+
+
+async def test_the_size_kept_is_of_the_log_and_of_what_lies_beside_it(world: World) -> None:
+    """Of messages this small consume queues and keys need more than the log."""
+    world.keep(retention_bytes=4 * SEGMENT_BYTES)
+    for _ in range(30):
+        world.store.send(batch([b"a"] * 100), world.now_ms)
+    settle(world.store)
+    log, queue = world.store.log, world.store.queue("orders", 0)
+    kept = log.end_position - log.start_position
+    assert kept < 4 * SEGMENT_BYTES < kept + 40 * 3_000
+    await world.passes(RETENTION_INTERVAL_MS)
+    kept = log.end_position - log.start_position + 40 * (3_000 - queue.min_offset)
+    assert 4 * SEGMENT_BYTES <= kept
+    first = log.segments[1]
+    without = log.end_position - first.start + 40 * (3_000 - queue.first_from(first.start))
+    assert without < 4 * SEGMENT_BYTES
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:

@@ -11,7 +11,11 @@ END = 350
 
 
 def cut(now_ms: int = 0, keep_ms: int = 0, keep_bytes: int = 0, hold: int = END) -> int:
-    return cut_position(SEGMENTS, END, now_ms, keep_ms, keep_bytes, hold)
+    return cut_position(SEGMENTS, END, now_ms, keep_ms, keep_bytes, hold, nothing)
+
+
+def nothing(position: int) -> int:
+    return 0
 
 
 def test_without_a_limit_everything_is_kept() -> None:
@@ -35,7 +39,7 @@ def test_nothing_that_is_needed_goes() -> None:
 
 
 def test_an_empty_log_is_cut_nowhere() -> None:
-    assert cut_position([], 10, 9_000, 1, 1, 10) == 0
+    assert cut_position([], 10, 9_000, 1, 1, 10, nothing) == 0
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,6 @@ def test_a_time_that_cannot_be_true_gives_way_to_a_later_one(
 
 def test_segments_of_unknown_age_go_for_their_size_and_before_an_old_one() -> None:
     unknown = [SegmentAge(0, 100, None), SegmentAge(100, 200, None), SegmentAge(200, 300, 3_000)]
-    assert cut_position(unknown, END, 9_000, 0, 150, END) == 200
-    assert cut_position(unknown, END, 9_000, 1_000, 0, END) == 300
-    assert cut_position(unknown[:2], END, 9_000, 1_000, 0, END) == 0
+    assert cut_position(unknown, END, 9_000, 0, 150, END, nothing) == 200
+    assert cut_position(unknown, END, 9_000, 1_000, 0, END, nothing) == 300
+    assert cut_position(unknown[:2], END, 9_000, 1_000, 0, END, nothing) == 0
