@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 RETENTION_INTERVAL_MS = 60_000
+WAYS_OUT = (
+    "the disk is larger, retention removes old messages (at once after a start with a smaller"
+    " retention_bytes), or topics are purged or deleted (broker/README.md, Full disks)"
+)
 # Entries looked at to find a segment's first frame.
 FIRST_FRAME_ENTRIES_MAX = 1_000
 
@@ -105,7 +109,7 @@ class Upkeep:
                 "%d bytes are free, %d are needed: %s",
                 free,
                 self._settings.free_bytes_min,
-                "nothing is accepted" if read_only else "accepting again",
+                f"nothing is accepted until {WAYS_OUT}" if read_only else "accepting again",
             )
 
     async def retain(self) -> int:

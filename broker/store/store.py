@@ -46,6 +46,7 @@ ALL_DUE_MS = 1 << 62
 _ACCEPTED_BEFORE = BatchLimits(1 << 24, 1 << 24, 1 << 24)
 # More than an entry has around the records of its frame, and than its arrays have for each.
 _FRAME_BYTES, _RECORD_BYTES = 1_024, 20
+_DISK_FULL = "this broker's disk is full: nothing is stored until there is space"
 
 
 class Accepted(NamedTuple):
@@ -281,10 +282,19 @@ class Store:
 
     def check_writable(self) -> None:
         """Raises ReadOnly."""
+        self.check_changeable()
+        if self.read_only:
+            raise ReadOnly(_DISK_FULL)
+
+    def check_changeable(self) -> None:
+        """For what takes little space and lets others go: it is what the last space is kept for.
+
+        Raises ReadOnly.
+        """
         if self.refusal:
             raise ReadOnly(self.refusal)
-        if not self.writable:
-            raise ReadOnly("this broker's disk is full: nothing is stored until there is space")
+        if self.log.disk_full or self._held:
+            raise ReadOnly(_DISK_FULL)
 
     def append(self, kind: int, parts: Sequence[Buffer], room: int = 0) -> tuple[int, int]:
         """An entry: where it begins and ends.  Raises ReadOnly, Overloaded, Internal."""
@@ -360,7 +370,7 @@ class Store:
 
     def delete_topic(self, name: str, topic_id: int = 0) -> int:
         """Settled.  Raises TopicNotFound, TopicReplaced, InvalidArgument, ReadOnly, Overloaded."""
-        self.check_writable()
+        self.check_changeable()
         self.topics.check_deletable(name, topic_id)
         _, settled = self.append(journal.TOPIC_DELETED, [journal.topic_deleted(name)])
         self.tables.remove_topic(name)

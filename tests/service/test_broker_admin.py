@@ -118,7 +118,9 @@ async def test_files_of_a_deleted_topic_go_with_the_next_checkpoint(tmp_path: Pa
         assert folders(tmp_path) == []
 
 
-async def test_little_free_space_refuses_sends_and_nothing_else(tmp_path: Path) -> None:
+async def test_little_free_space_refuses_sends_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch("orders", [b"a"]))
         free = broker._disk.free_bytes
@@ -132,6 +134,7 @@ async def test_little_free_space_refuses_sends_and_nothing_else(tmp_path: Path) 
         described = await client.admin.DescribeBroker(admin_pb2.DescribeBrokerRequest())
         assert described.read_only
         assert await client.bodies("orders") == [b"a"]
+        assert "retention_bytes" in caplog.text
         broker._disk.free_bytes = free  # type: ignore[method-assign]
         broker._upkeep._watch_space()
         await client.send(batch("orders", [b"b"]))

@@ -38,7 +38,7 @@ def delete(store: Store, group: str) -> int:
     names.check_own_group(group)
     if not knows(store, group):
         raise GroupNotFound(f"group: {group!r} is not here", field="group", value=group)
-    store.check_writable()
+    store.check_changeable()
     _, settled = store.append(journal.GROUP_DELETED, [journal.group_deleted(group)])
     store.tables.remove_group(group)
     store.on_report()

@@ -78,7 +78,7 @@ def purge(store: Store, name: str, cuts: Mapping[int, int], topic_id: int = 0) -
     Settled.  Raises TopicNotFound, TopicReplaced, QueueNotFound, OffsetOutOfRange,
     InvalidArgument, ReadOnly, Overloaded; nothing was purged then.
     """
-    store.check_writable()
+    store.check_changeable()
     store.topics.check_deletable(name, topic_id)
     changes: list[tuple[GroupQueue, Progress]] = []
     for queue_id, offset in cuts.items():

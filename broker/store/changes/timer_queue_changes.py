@@ -48,7 +48,7 @@ def claim(
     leads_anew = decision.leads_anew and store.writable
     if not (decision.changes or decision.leaves or leads_anew):
         return decision, store.log.end_position  # it may still be on its way to the disk
-    store.check_writable()
+    store.check_changeable()  # what its timers hold of the log goes only when someone has them
     if decision.leaves:
         _hand_over(store, service.id, decision.leaves, ends)
     given_up = sorted(store.timer_owners.given_up(decision, formers))
@@ -124,7 +124,7 @@ def _hand_over(
 def release(store: Store, service_id: int, now_ms: int) -> int:
     """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
     store.timer_owners.check_release(service_id, now_ms)
-    store.check_writable()
+    store.check_changeable()
     _, settled = store.append(journal.TIMER_RELEASED, [journal.timer_released(service_id)])
     store.timer_owners.release(service_id)
     return settled

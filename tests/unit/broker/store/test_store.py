@@ -30,7 +30,7 @@ from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.records import refused_fires
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import checkpoint_state, journal, queues, recovery
-from duemq_server.broker.store.changes import offset_changes, timer_queue_changes
+from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
@@ -388,6 +388,35 @@ def test_a_full_disk_refuses_what_is_new_and_shows_what_it_holds_later() -> None
     store.durable(store.log.durable_position)
     assert store.writable
     assert records(store, "orders") == b"".join(each.records for each in sent)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.delete_topic("orders"),
+        lambda store: offset_changes.purge(store, "orders", {0: 1}),
+        lambda store: group_changes.delete(store, "g"),
+        lambda store: timer_queue_changes.release(store, TIMERS.id, LATER_MS),
+        lambda store: timer_queue_changes.claim(store, OTHER, [1], NOW_MS),
+    ],
+    ids=["delete", "purge", "delete group", "release", "claim"],
+)
+def test_what_makes_space_is_done_while_space_is_short(
+    change: Callable[[Store], object],
+) -> None:
+    """Timers that nobody has taken over hold the log; so does what should go."""
+    store = opened(FaultyDisk())
+    store.send(batch([b"a", b"b"]), NOW_MS)
+    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(1, 0))])
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS)
+    settle(store)
+    store.read_only = True
+    end = store.log.end_position
+    change(store)
+    assert store.log.end_position > end
+    store.refusal = "not enough replicas are in sync"
+    with pytest.raises(ReadOnly, match="in sync"):
+        store.delete_topic("other")
 
 
 def test_a_topic_must_be_made_where_that_is_the_rule() -> None:
