@@ -204,7 +204,7 @@ class Broker:
         self._group_store = self._choose_group_store()
         coordinator = self._coordinator()
         owner, name = coordinator.owner, settings.name
-        offsets = OffsetRequests(store, commits, activity, now_ms, owner, name)
+        offsets = OffsetRequests(store, commits, activity, now_ms, steady_ms, owner, name)
         self._sends = SendRequests(
             store,
             commits,
@@ -258,7 +258,7 @@ class Broker:
         )
         self._messages = MessageAdminServicer(store, commits, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
-        timers = TimerAdminServicer(store, commits, opened.store_id, now_ms)
+        timers = TimerAdminServicer(store, commits, opened.store_id, now_ms, steady_ms)
         server.add(
             broker_servicer.SERVICE,
             BrokerServicer(

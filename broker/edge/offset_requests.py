@@ -38,17 +38,19 @@ class OffsetRequests:
         commits: Commits,
         activity: Activity,
         now_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         coordinator_of: Callable[[str], str | None],
         broker: str = "",
     ) -> None:
         """`coordinator_of` names the broker that coordinates a group, as far as is known here.
 
-        `broker`: this one's name.
+        `steady_ms`: a clock that nobody sets.  `broker`: this one's name.
         """
         self._store = store
         self._commits = commits
         self._activity = activity
         self._now_ms = now_ms
+        self._steady_ms = steady_ms
         self._coordinator_of = coordinator_of
         self._broker = broker
 
@@ -173,7 +175,7 @@ class OffsetRequests:
                 access.check((Need(Action.RECEIVE, commit.topic),))
             check_claim(commit.generation, self._now_ms())
             if group == names.TIMER_GROUP:
-                self._store.timer_owners.check(commit.queue_id, timer_id, self._now_ms())
+                self._store.timer_owners.check(commit.queue_id, timer_id, self._steady_ms())
                 timer_queue_changes.check_fetch(self._store, commit.queue_id, commit.offset)
             queue = self._store.queue(commit.topic, commit.queue_id, commit.topic_id)
             was = commit.known_offset if commit.HasField("known_offset") else None

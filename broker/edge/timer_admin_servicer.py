@@ -20,13 +20,20 @@ class TimerAdminServicer:
     """Who may read %TIMER%; the servicer of TimerAdmin."""
 
     def __init__(
-        self, store: Store, commits: Commits, store_id: int, now_ms: Callable[[], int]
+        self,
+        store: Store,
+        commits: Commits,
+        store_id: int,
+        now_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
     ) -> None:
+        """`steady_ms`: a clock that nobody sets."""
         self._store = store
         self._owners = store.timer_owners
         self._commits = commits
         self._store_id = store_id
         self._now_ms = now_ms
+        self._steady_ms = steady_ms
 
     def check_meant(self, store_id: int) -> None:
         """Raises Unavailable if another broker is meant, which was at this address; 0: any is."""
@@ -53,10 +60,11 @@ class TimerAdminServicer:
             self._store,
             service,
             request.queue_ids,
-            self._now_ms(),
+            self._steady_ms(),
             ends,
             request.formers,
             request.epoch,
+            self._now_ms(),
         )
         await self._commits.wait(settled)
         return broker_pb2.ClaimTimerQueuesResponse(
@@ -83,7 +91,7 @@ class TimerAdminServicer:
     def check_fetch(self, request: broker_pb2.FetchFramesRequest) -> None:
         """Raises FencedTimer if the queue is another service's."""
         if request.topic == names.TIMER_TOPIC:
-            self._owners.check(request.queue_id, request.timer_id, self._now_ms())
+            self._owners.check(request.queue_id, request.timer_id, self._steady_ms())
 
     async def ListTimerOwners(
         self, _request: timer_admin_pb2.ListTimerOwnersRequest, _: Any
@@ -113,19 +121,23 @@ class TimerAdminServicer:
         if claim is not None:
             told.owner.CopyFrom(_to_proto(claim.service))
             told.since_ms = claim.since_ms
-            told.last_seen_ms = self._owners.last_seen_ms(claim.service.id)
+            told.last_seen_ms = self._told(self._owners.last_seen_ms(claim.service.id))
             told.released = claim.released
         refused = self._owners.refused_of(queue.queue_id)
         if refused is not None:
             told.refused.CopyFrom(_to_proto(refused[0]))
-            told.refused_ms = refused[1]
+            told.refused_ms = self._told(refused[1])
         return told
+
+    def _told(self, steady_ms: int) -> int:
+        """As people say it; 0: never."""
+        return self._now_ms() - (self._steady_ms() - steady_ms) if steady_ms else 0
 
     async def ReleaseTimerQueues(
         self, request: timer_admin_pb2.ReleaseTimerQueuesRequest, _: Any
     ) -> timer_admin_pb2.ReleaseTimerQueuesResponse:
         """Lets another service claim a lost one's queues."""
-        settled = timer_queue_changes.release(self._store, request.id, self._now_ms())
+        settled = timer_queue_changes.release(self._store, request.id, self._steady_ms())
         await self._commits.wait(settled)
         return timer_admin_pb2.ReleaseTimerQueuesResponse()
 

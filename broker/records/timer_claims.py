@@ -65,7 +65,7 @@ _SERVICE_FIELDS = tuple(each.name for each in dataclass_fields(Service))
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Queues that a service has claimed, and when."""
+    """Queues that a service has claimed, and when (Unix time in ms)."""
 
     service: Service
     queues: tuple[int, ...]
@@ -82,7 +82,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Claimant:
-    """Who asked for anything since this broker started."""
+    """Who asked for anything since this broker started, and when by a clock that nobody sets."""
 
     seen_ms: int
     waits: bool = False

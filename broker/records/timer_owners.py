@@ -26,8 +26,9 @@ start hands over nothing, either: the log lacks the last epoch if an older relea
 there was no space, and the next claim comes in a moment.
 
 Claims, with their epochs, hand-overs and releases are entries of the log (journal.py).  Who waits,
-and who was seen or refused when, is not.  So a broker that starts anew takes any service that it
-knows for one that may wait, until that had the time to say so.
+and who was seen or refused when, is not: that is of a clock that nobody sets.  So a broker that
+starts anew takes any service that it knows for one that may wait, until that had the time to say
+so.
 """
 
 from collections.abc import Container, Iterable
@@ -76,19 +77,19 @@ class TimerOwners:
                 value=service_id,
             )
 
-    def check(self, queue_id: int, service_id: int, now_ms: int) -> None:
+    def check(self, queue_id: int, service_id: int, steady_ms: int) -> None:
         """Raises FencedTimer unless the service owns the queue."""
         self.check_not_fenced(service_id)
         if self._owners.get(queue_id, 0) != service_id or not service_id:
-            raise self._not_owner(queue_id, service_id, now_ms)
-        self._claimants.setdefault(service_id, Claimant(now_ms)).seen_ms = now_ms
+            raise self._not_owner(queue_id, service_id, steady_ms)
+        self._claimants.setdefault(service_id, Claimant(steady_ms)).seen_ms = steady_ms
 
-    def _not_owner(self, queue_id: int, service_id: int, now_ms: int) -> FencedTimer:
+    def _not_owner(self, queue_id: int, service_id: int, steady_ms: int) -> FencedTimer:
         owner = self._claims.get(self._owners.get(queue_id, 0))
         if owner is None:
             said = "belongs to nobody: claim it first"
         else:
-            seen = self._seen(owner.service.id, now_ms)
+            seen = self._seen(owner.service.id, steady_ms)
             said = f"belongs to the timer service {owner.service}, {seen}"
         return FencedTimer(
             f"timer_id: queue {queue_id} of %TIMER% {said}",
@@ -97,11 +98,11 @@ class TimerOwners:
             limit=owner.service.id if owner else 0,
         )
 
-    def _seen(self, service_id: int, now_ms: int) -> str:
+    def _seen(self, service_id: int, steady_ms: int) -> str:
         seen_ms = self.last_seen_ms(service_id)
-        return f"last seen {(now_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
+        return f"last seen {(steady_ms - seen_ms) / 1000:.0f} s ago" if seen_ms else "not seen yet"
 
-    def _check_first(self, service: Service, wanted: tuple[int, ...], now_ms: int) -> None:
+    def _check_first(self, service: Service, wanted: tuple[int, ...], steady_ms: int) -> None:
         """Raises FencedTimer if another service of the same shard waits, or holds timers."""
         known = self._claims.get(service.id)
         if not wanted or (known is not None and known.queues):
@@ -109,20 +110,20 @@ class TimerOwners:
         others = (each for each in self._claims.values() if each.service.id != service.id)
         for claim in others:
             other = claim.service
-            away = not self._is_alive(other.id, now_ms)
+            away = not self._is_alive(other.id, steady_ms)
             if other.shard != service.shard or (claim.released and (claim.queues or away)):
                 continue
             if not (claim.queues or other.empty):
                 why = "holds what it took over of this shard before"
-            elif other.shards == service.shards and self._may_wait(other.id, now_ms):
+            elif other.shards == service.shards and self._may_wait(other.id, steady_ms):
                 why = (
                     "claimed the queues of this shard before, and waits until they are handed over"
                 )
             else:
                 continue
-            self._refused |= dict.fromkeys(wanted, (service, now_ms))
+            self._refused |= dict.fromkeys(wanted, (service, steady_ms))
             raise FencedTimer(
-                f"timer_id: the timer service {other}, {self._seen(other.id, now_ms)}, {why}",
+                f"timer_id: the timer service {other}, {self._seen(other.id, steady_ms)}, {why}",
                 field="timer_id",
                 value=service.id,
                 limit=other.id,
@@ -146,19 +147,19 @@ class TimerOwners:
             )
         return epoch > 0 and not heard
 
-    def _is_alive(self, service_id: int, now_ms: int) -> bool:
+    def _is_alive(self, service_id: int, steady_ms: int) -> bool:
         claimant = self._claimants.get(service_id)
-        return claimant is not None and 0 <= now_ms - claimant.seen_ms < ALIVE_MS
+        return claimant is not None and steady_ms - claimant.seen_ms < ALIVE_MS
 
-    def _may_wait(self, service_id: int, now_ms: int) -> bool:
+    def _may_wait(self, service_id: int, steady_ms: int) -> bool:
         claimant = self._claimants.get(service_id)
         if claimant is not None:
-            return claimant.waits and self._is_alive(service_id, now_ms)
-        since_ms = self._awaited_ms.setdefault(service_id, now_ms)
-        return 0 <= now_ms - since_ms < ALIVE_MS
+            return claimant.waits and self._is_alive(service_id, steady_ms)
+        since_ms = self._awaited_ms.setdefault(service_id, steady_ms)
+        return steady_ms - since_ms < ALIVE_MS
 
     def check_claim(
-        self, service: Service, queues: Iterable[int], now_ms: int, epoch: int = 0
+        self, service: Service, queues: Iterable[int], steady_ms: int, epoch: int = 0
     ) -> Decision:
         """What becomes of the claim.  `epoch`: in which the claimant leads; 0: it has no replicas.
 
@@ -174,11 +175,11 @@ class TimerOwners:
         for queue_id in wanted:
             owner = self._claims.get(self._owners.get(queue_id, 0))
             if owner and owner.service.id != service.id and not owner.released:
-                self._refused[queue_id] = service, now_ms
+                self._refused[queue_id] = service, steady_ms
                 if owner.service.shard == service.shard:
-                    raise self._not_owner(queue_id, service.id, now_ms)
+                    raise self._not_owner(queue_id, service.id, steady_ms)
                 waits[queue_id] = owner.service
-        self._check_first(service, wanted, now_ms)
+        self._check_first(service, wanted, steady_ms)
         service = self._divided(service)
         if service.id not in self._claims and len(self._claims) + len(self._fenced) >= SERVICES_MAX:
             raise Overloaded(
@@ -190,7 +191,7 @@ class TimerOwners:
             # For want of room, say.
             for other_id in self._claimants.keys() - self._claims.keys():
                 del self._claimants[other_id]
-        self._claimants[service.id] = Claimant(now_ms, bool(waits), epoch)
+        self._claimants[service.id] = Claimant(steady_ms, bool(waits), epoch)
         known = self._claims.get(service.id)
         before = known.queues if known is not None else ()
         leaves = () if first else tuple(queue for queue in before if not service.has(queue))
@@ -237,7 +238,7 @@ class TimerOwners:
             )
         return replace(service, key_shards=0 if divided == service.shards else divided)
 
-    def check_release(self, service_id: int, now_ms: int) -> None:
+    def check_release(self, service_id: int, steady_ms: int) -> None:
         """Raises InvalidArgument if the service has nothing here, or has queues and is alive.
 
         One that has none loses nothing: what it holds is missed no longer, until it claims again.
@@ -249,8 +250,8 @@ class TimerOwners:
                 field="id",
                 value=service_id,
             )
-        if claim.queues and self._is_alive(service_id, now_ms):
-            ago_s = (now_ms - self.last_seen_ms(service_id)) / 1000
+        if claim.queues and self._is_alive(service_id, steady_ms):
+            ago_s = (steady_ms - self.last_seen_ms(service_id)) / 1000
             raise InvalidArgument(
                 f"id: the timer service {claim.service} was here {ago_s:.0f} s ago: stop it"
                 f" first, and wait {ALIVE_MS // 1000} s",

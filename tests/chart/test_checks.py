@@ -87,7 +87,7 @@ def test_whoever_installs_is_told_of_pods_that_are_killed_before_they_stop(
     ],
 )
 def test_whoever_installs_is_told_of_a_disk_that_fills_before_messages_go(helm4, kept, size, late):
-    """Beside what is kept lie a segment, a quarter of it for what is derived, and what stays free."""
+    """Beside what is kept lie a segment, a quarter of it for its queues, and what stays free."""
     given = {"settings": {"retention_bytes": kept}, "persistence": {"size": size}}
     told = notes(helm4, {"broker": given})
     assert ("WARNING: broker.settings.retention_bytes" in told) == late

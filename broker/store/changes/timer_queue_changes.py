@@ -26,13 +26,15 @@ def claim(
     store: Store,
     service: Service,
     queues: Sequence[int],
-    now_ms: int,
+    steady_ms: int,
     ends: Mapping[int, int] = _NO_ENDS,
     formers: Sequence[int] = (),
     epoch: int = 0,
+    now_ms: int = 0,
 ) -> tuple[Decision, int]:
     """What became of the claim; settled.
 
+    `steady_ms`: by a clock that nobody sets; `now_ms`: when it was, for people.
     `ends`: how far the service has taken over queues, also those that it hands over; `formers`: ids
     that it had before; `epoch`: of who leads its replicas.  Raises FencedTimer, InvalidArgument,
     QueueNotFound, ReadOnly, Overloaded, Unavailable.
@@ -42,7 +44,7 @@ def claim(
     for queue_id, offset in ends.items():
         store.topics.queue(names.TIMER_TOPIC, queue_id)
         checks.between("ends.offset", offset, 0, END_MAX)
-    decision = store.timer_owners.check_claim(service, queues, now_ms, epoch)
+    decision = store.timer_owners.check_claim(service, queues, steady_ms, epoch)
     _leave_out(store, decision.granted, ends)
     # That another replica leads stops no claim for want of space.
     leads_anew = decision.leads_anew and store.writable
@@ -121,9 +123,9 @@ def _hand_over(
     store.tables.hand_over_timers(service_id, told)
 
 
-def release(store: Store, service_id: int, now_ms: int) -> int:
+def release(store: Store, service_id: int, steady_ms: int) -> int:
     """Settled.  Raises InvalidArgument, ReadOnly, Overloaded."""
-    store.timer_owners.check_release(service_id, now_ms)
+    store.timer_owners.check_release(service_id, steady_ms)
     store.check_changeable()
     _, settled = store.append(journal.TIMER_RELEASED, [journal.timer_released(service_id)])
     store.timer_owners.release(service_id)
