@@ -43,8 +43,10 @@ class LogLoop:
         meters: Meters,
         settings: Settings,
         replicas: Replicas | None = None,
+        *,
+        unsynced: bool = False,
     ) -> None:
-        """Without `replicas`, what is durable is committed."""
+        """Without `replicas`, what is durable is committed; with `unsynced`, what is written."""
         self._store = store
         self._synced = self._advance
         if replicas is not None:
@@ -62,7 +64,7 @@ class LogLoop:
             store.log,
             self._on_durable,
             self._on_fatal,
-            sync_interval_s=ASYNC_SYNC_INTERVAL_S if settings.flush_mode == "async" else None,
+            sync_interval_s=ASYNC_SYNC_INTERVAL_S if unsynced else None,
             on_disk_full=self._on_disk_full,
             on_commit=meters.committed,
         )

@@ -198,7 +198,9 @@ class Broker:
         meters = Meters(server.registry)
         # A replica leads when all of its log is committed.
         self._commits = commits = Commits(store.log.durable_position)
-        self._log_loop = LogLoop(store, commits, meters, settings, self._leading)
+        self._log_loop = LogLoop(
+            store, commits, meters, settings, self._leading, unsynced=opened.unsynced
+        )
         self._activity = activity = Activity()
         self._sampler = Sampler(store, activity, steady_ms)
         self._group_store = self._choose_group_store()

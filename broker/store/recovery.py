@@ -66,6 +66,8 @@ class Opened(NamedTuple):
     store_id: int
     checkpoint_position: int
     replayed_entries: int
+    unsynced: bool = False
+    """Whether entries may be acknowledged unsynced: the next start would know."""
 
 
 def open_store(
@@ -96,16 +98,25 @@ def open_store(
         take_checkpoint(data_dir, disk, opening.log, opening.tables, next_start)
         opening.log.accept_loss()
     opening.rebuilding.remove()
-    if unsynced_boot:
-        epoch = opening.tables.epochs.last
-        unsynced.put(unsynced_boot + (EPOCH + b"%d" % epoch if epoch else b""))
-    else:
+    may_lag = bool(unsynced_boot) and _say_unsynced(unsynced, unsynced_boot, opening.tables)
+    if not may_lag:
         unsynced.remove()
     store = Store(opening.log, opening.tables, settings, next_start)
     store.ensure_timer_topic()
     opening.tables.note_timer_ends()
     position = state.position if state else 0
-    return Opened(store, store_id, position, replayed)
+    return Opened(store, store_id, position, replayed, may_lag)
+
+
+def _say_unsynced(unsynced: "Marker", boot: bytes, tables: Tables) -> bool:
+    """Whether the next start will know that entries were acknowledged unsynced."""
+    epoch = tables.epochs.last
+    try:
+        unsynced.put(boot + (EPOCH + b"%d" % epoch if epoch else b""))
+    except DiskFull as error:  # without a start nothing would make space
+        log.error("flush_mode is sync until the next start, for want of space: %s", error)
+        return False
+    return True
 
 
 def closed(data_dir: str, disk: Disk) -> None:

@@ -38,9 +38,9 @@ class Running(NamedTuple):
 @asynccontextmanager
 async def running(disk: FaultyDisk) -> AsyncIterator[Running]:
     store = recovery.open_store(DATA, disk, STORE_SETTINGS, unsynced_boot=b"first").store
-    settings = Settings(name="b1", data_dir=DATA, flush_mode="async", nameservers=("127.0.0.1:1",))
+    settings = Settings(name="b1", data_dir=DATA, nameservers=("127.0.0.1:1",))
     commits, meters = Commits(store.log.durable_position), Meters(CollectorRegistry())
-    log_loop = LogLoop(store, commits, meters, settings)
+    log_loop = LogLoop(store, commits, meters, settings, unsynced=True)
     checkpoints = Checkpoints(
         store,
         commits,

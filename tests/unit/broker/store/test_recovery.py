@@ -117,3 +117,15 @@ def test_so_much_and_no_more_is_kept_in_memory_at_a_start(monkeypatch: pytest.Mo
     monkeypatch.setattr(recovery, "HELD_BYTES_MAX", 1_000)
     with pytest.raises(DiskFull, match="no space for what lies in the queues"):
         opened(beyond_a_checkpoint_on_a_full_disk())
+
+
+def test_who_cannot_say_that_entries_may_be_lost_starts_and_syncs_them() -> None:
+    """A start with less retention is what helps a full disk."""
+    disk = FaultyDisk()
+    opened(disk).close()
+    disk.capacity_bytes = 0
+    now = recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"first")
+    assert not now.unsynced
+    now.store.close()
+    disk.capacity_bytes = None
+    assert recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"first").unsynced
