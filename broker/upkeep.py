@@ -26,6 +26,8 @@ from duemq_server.storage.errors import StorageError
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
+# Where space runs short: what comes meanwhile is to be less than `free_bytes_min`.
+INTERVAL_S_MIN = 0.1
 RETENTION_INTERVAL_MS = 60_000
 WAYS_OUT = (
     "the disk is larger, retention removes old messages (at once after a start with a smaller"
@@ -60,19 +62,22 @@ class Upkeep:
         self._clock = ClockWatch(store.tables.store_ms, now_ms(), self._looked_ms)
         self._retention_ms = self._looked_ms
         self._first_ms: dict[int, int | None] = {}
+        self._free = 0  # at the look before; 0: it is not known
+        self.pause_s = INTERVAL_S
+        """Until the next look."""
         self._complained: set[str] = set()
 
     async def run(self) -> None:
         """For ever."""
         while True:
             await self.look()
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(self.pause_s)
 
     async def look(self) -> None:
         """One round."""
         steady_ms = self._steady_ms()
         self._watch_clock(steady_ms)
-        self._watch_space()
+        self._watch_space(steady_ms - self._looked_ms)
         # What could not be shown for want of space is shown now.
         self._store.durable(self._commits.position)
         self._store.producers.age(steady_ms - self._looked_ms)
@@ -94,13 +99,19 @@ class Upkeep:
                 SETTLED_MS // 60_000,
             )
 
-    def _watch_space(self) -> None:
+    def _watch_space(self, elapsed_ms: int = 0) -> None:
+        """`elapsed_ms`: since the last time."""
         try:
             free = self._disk.free_bytes(self._settings.data_dir)
         except OSError as error:
             self._complain("free space", error)
             return
-        read_only = free < self._settings.free_bytes_min
+        taken, left = self._free - free, free - self._settings.free_bytes_min
+        self._free, self.pause_s = free, INTERVAL_S
+        if taken > 0 and left > 0:  # half of the time that it lasts
+            lasts_s = left / taken * elapsed_ms / 1000
+            self.pause_s = min(max(lasts_s / 2, INTERVAL_S_MIN), INTERVAL_S)
+        read_only = left < 0
         if read_only != self._store.read_only:
             self._store.read_only = read_only
             self._store.on_report()

@@ -18,7 +18,7 @@ from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
-from duemq_server.broker.upkeep import RETENTION_INTERVAL_MS, Upkeep
+from duemq_server.broker.upkeep import INTERVAL_S, RETENTION_INTERVAL_MS, Upkeep
 from duemq_server.storage.errors import DiskFailed
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash import faulty_disk
@@ -213,6 +213,24 @@ async def test_a_segment_that_cannot_be_read_holds_up_nothing_else(
     assert world.store.log.start_position > broken.start
     assert broken.path in caplog.text
     assert world.count("upkeep_errors") > 0
+
+
+async def test_space_is_looked_at_more_often_the_sooner_it_is_used_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a fast sender has the last byte between two looks, and nothing can be deleted."""
+    left = 10 << 30
+    monkeypatch.setattr(world.disk, "free_bytes", lambda _: (1 << 20) + left)
+    rate_ms = 200 << 10
+    looks = 0
+    while not world.store.read_only:
+        pause_ms = int(world.upkeep.pause_s * 1_000)
+        left -= rate_ms * pause_ms
+        await world.passes(pause_ms)
+        looks += 1
+    assert left >= -rate_ms * 100
+    assert looks < 40
+    assert world.upkeep.pause_s == INTERVAL_S
 
 
 async def test_idle_producers_are_forgotten_by_a_clock_that_nobody_sets(world: World) -> None:
