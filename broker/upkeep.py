@@ -22,6 +22,7 @@ from duemq_server.broker.store.tables import begins_at, free
 from duemq_server.storage import frame
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import StorageError
+from duemq_server.storage.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Upkeep:
         self._looked_ms = steady_ms()
         self._clock = ClockWatch(store.tables.store_ms, now_ms(), self._looked_ms)
         self._retention_ms = self._looked_ms
+        self._retained: Sequence[Segment] = ()  # the newest of the log then
         self._first_ms: dict[int, int | None] = {}
         self._free = 0  # at the look before; 0: it is not known
         self.pause_s = INTERVAL_S
@@ -82,8 +84,9 @@ class Upkeep:
         self._store.durable(self._commits.position)
         self._store.producers.age(steady_ms - self._looked_ms)
         self._looked_ms = steady_ms
-        if steady_ms >= self._retention_ms:
-            self._retention_ms = steady_ms + RETENTION_INTERVAL_MS
+        newest = self._store.log.segments[-1:]
+        if steady_ms >= self._retention_ms or newest != self._retained:
+            self._retention_ms, self._retained = steady_ms + RETENTION_INTERVAL_MS, newest
             try:
                 await self.retain()
             except (StorageError, OSError) as error:

@@ -166,6 +166,15 @@ async def test_the_size_kept_is_of_the_log_and_of_what_lies_beside_it(world: Wor
     assert without < 4 * SEGMENT_BYTES
 
 
+async def test_size_is_looked_at_with_each_segment(world: World) -> None:
+    """Much may come within a minute."""
+    world.keep(retention_bytes=3 * SEGMENT_BYTES)
+    for _ in range(5):
+        world.send(40)
+        await world.passes(int(INTERVAL_S * 1_000))
+        assert len(world.store.log.segments) <= 5
+
+
 def unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     pread: Callable[..., memoryview] = faulty_disk.FaultyFile.pread
 
