@@ -17,7 +17,7 @@ from duemq_server.broker.store.keys.key_index import KeyIndex
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.errors import CorruptFile
-from duemq_server.storage.indexes import consume_queue
+from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.index import REMEDY, FixedIndex
 from duemq_server.storage.open_files import OpenFiles
 
@@ -220,6 +220,22 @@ def sync_all(queues: list[Queue]) -> None:
     with ThreadPoolExecutor(SYNC_THREADS, "checkpoint-sync") as threads:
         for _ in threads.map(lambda queue: queue.sync(), dirty):
             pass
+
+
+def remove_key_runs(data_dir: str, disk: Disk) -> int:
+    """Removes the key index of all queues; how many runs.  Before a start, which finds none then.
+
+    Raises DiskFull, DiskFailed.
+    """
+    paths = [os.path.join(data_dir, DIRECTORY)]
+    if not disk.exists(paths[0]):
+        return 0
+    for _ in ("topics", "queues", "files"):
+        paths = [os.path.join(path, name) for path in paths for name in disk.listdir(path)]
+    runs = [path for path in paths if key_run.is_name(os.path.basename(path))]
+    for path in runs:
+        disk.unlink(path)
+    return len(runs)
 
 
 class QueueTable:

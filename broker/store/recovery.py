@@ -29,7 +29,7 @@ from typing import NamedTuple
 from duemq.protocol import names
 from duemq_server.broker.store import checkpoint_state as states
 from duemq_server.broker.store.checkpoint_state import CheckpointState
-from duemq_server.broker.store.queues import Queue, QueueTable, sync_all
+from duemq_server.broker.store.queues import Queue, QueueTable, remove_key_runs, sync_all
 from duemq_server.broker.store.replay import Replay
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -80,8 +80,22 @@ def open_store(
 ) -> Opened:
     """`unsynced_boot`: names this run of the machine, where entries are acknowledged unsynced.
 
-    Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
+    A start that finds no space takes that of the key index, which is built anew behind.  Raises
+    CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
     """
+    try:
+        return _open_store(data_dir, disk, settings, segment_bytes, unsynced_boot)
+    except DiskFull as error:
+        runs = remove_key_runs(data_dir, disk)
+        if not runs:
+            raise
+        log.error("%d runs of the key index are removed to make room: %s", runs, error)
+    return _open_store(data_dir, disk, settings, segment_bytes, unsynced_boot)
+
+
+def _open_store(
+    data_dir: str, disk: Disk, settings: StoreSettings, segment_bytes: int, unsynced_boot: bytes
+) -> Opened:
     disk.makedirs(data_dir)
     store_id = load_store_id(data_dir, disk)
     opening = Opening(data_dir, disk, settings, segment_bytes)

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 import pytest
 
 from duemq_server.broker.store import recovery, retention
-from duemq_server.broker.store.recovery import REBUILDING, Marker
+from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.errors import DiskFull
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.leading import DATA, NOW_MS, SEGMENT_BYTES, SETTINGS, save
+from tests.unit.broker.reading.test_lookup import filled
+from tests.unit.broker.short_spans import SPAN, runs_of, short_spans
+from tests.unit.broker.short_spans import save as save_with_keys
 
 
 def opened(disk: FaultyDisk) -> Store:
@@ -129,3 +135,36 @@ def test_who_cannot_say_that_entries_may_be_lost_starts_and_syncs_them() -> None
     now.store.close()
     disk.capacity_bytes = None
     assert recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"first").unsynced
+
+
+def power_failed(disk: FaultyDisk) -> FaultyDisk:
+    """While entries were acknowledged unsynced."""
+    Marker(DATA, UNSYNCED, disk).put(b"first")
+    disk.fsync_dir(os.path.dirname(runs_of(disk, "orders")[0]))
+    return disk.after_power_cut()
+
+
+def lost_a_queue(disk: FaultyDisk) -> FaultyDisk:
+    disk.unlink(next(path for path in disk.paths if path.endswith("/0/" + "0" * 20)))
+    return disk.after_kill()
+
+
+@pytest.mark.parametrize("failed", [power_failed, lost_a_queue])
+def test_a_start_that_has_something_to_note_on_a_full_disk_takes_the_key_indexs_space(
+    failed: Callable[[FaultyDisk], FaultyDisk],
+) -> None:
+    disk = FaultyDisk()
+    with short_spans():
+        store, _ = filled([(0, 1, [("key", 0)] * SPAN)] * 4, disk)
+        save_with_keys(store, disk)
+        end = store.queue("orders", 0).max_offset
+        last = store.log.segments[-1]
+        disk.chop(last.path, store.log.end_position - last.start)  # the space ahead, given back
+        disk = failed(disk)
+        assert len(runs_of(disk, "orders")) == 4
+        disk.capacity_bytes = disk.used_bytes()
+        for _ in range(2):
+            now = recovery.open_store(DATA, disk, SETTINGS, unsynced_boot=b"second").store
+            assert now.queue("orders", 0).records_from(0) == end
+            now.close()
+        assert not runs_of(disk, "orders")
