@@ -63,6 +63,7 @@ class Upkeep:
         self._clock = ClockWatch(store.tables.store_ms, now_ms(), self._looked_ms)
         self._retention_ms = self._looked_ms
         self._retained: Sequence[Segment] = ()  # the newest of the log then
+        self._held = False  # retention waits for the timer service
         self._first_ms: dict[int, int | None] = {}
         self._free = 0  # at the look before; 0: it is not known
         self.pause_s = INTERVAL_S
@@ -131,12 +132,13 @@ class Upkeep:
         commit_log = self._store.log
         queues = self._store.all_queues()
         keep_ms = int(self._settings.retention_hours * 3_600_000)
-        position = await asyncio.to_thread(
-            self._cut_position,
+        wanted, position = await asyncio.to_thread(
+            self._cut_positions,
             keep_ms if self._clock.is_settled(self._steady_ms()) else 0,
-            retention.needed_from(self._store),
+            (self._store.next_start, retention.needed_from(self._store)),
             queues,
         )
+        self._tell_held(wanted > position)
         if position <= commit_log.start_position:
             return 0
         begins, failed = await asyncio.to_thread(begins_at, queues, position)
@@ -147,16 +149,32 @@ class Upkeep:
         log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
         return removed
 
-    def _cut_position(self, keep_ms: int, hold: int, queues: Sequence[Queue]) -> int:
-        return retention.cut_position(
-            self._ages(),
-            self._commits.position,
-            self._now_ms(),
-            keep_ms,
-            self._settings.retention_bytes,
-            hold,
-            partial(retention.bytes_beside, queues),
-        )
+    def _cut_positions(
+        self, keep_ms: int, holds: Sequence[int], queues: Sequence[Queue]
+    ) -> list[int]:
+        ages, now_ms = self._ages(), self._now_ms()
+        return [
+            retention.cut_position(
+                ages,
+                self._commits.position,
+                now_ms,
+                keep_ms,
+                self._settings.retention_bytes,
+                hold,
+                partial(retention.bytes_beside, queues),
+            )
+            for hold in holds
+        ]
+
+    def _tell_held(self, held: bool) -> None:
+        if held and not self._held:
+            log.warning(
+                "what may go by its age or size stays, with all behind it, until a timer service"
+                " has taken over what waits in %%TIMER%% (`duemq timer owners`)"
+            )
+        elif self._held and not held:
+            log.info("retention waits for the timer service no longer")
+        self._held = held
 
     def _ages(self) -> list[SegmentAge]:
         """Nothing in a segment is younger than the first frame of a later one."""

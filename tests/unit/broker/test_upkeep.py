@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
+from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq_server.broker.clock import SETTLED_MS
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
@@ -173,6 +174,28 @@ async def test_size_is_looked_at_with_each_segment(world: World) -> None:
         world.send(40)
         await world.passes(int(INTERVAL_S * 1_000))
         assert len(world.store.log.segments) <= 5
+
+
+async def test_it_is_said_that_retention_waits_for_the_timer_service(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without one the disk gets full, and nobody would know why."""
+    caplog.set_level(logging.INFO)
+    world.keep(retention_bytes=2 * SEGMENT_BYTES)
+    world.send(40)
+    world.store.send(batch([b"later"], delays_ms=HOUR_MS.to_bytes(8, "little")), world.now_ms)
+    for _ in range(3):
+        world.send(40)
+        await world.passes(RETENTION_INTERVAL_MS)
+    held = world.store.log.start_position
+    assert world.store.log.end_position - held > 4 * SEGMENT_BYTES
+    assert caplog.text.count("`duemq timer owners`") == 1
+    taken = GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(1, 0)
+    offset_changes.put(world.store, TIMER_GROUP, [taken])
+    for _ in range(2):
+        await world.passes(RETENTION_INTERVAL_MS)
+    assert world.store.log.start_position > held
+    assert caplog.text.count("no longer") == 1
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
