@@ -53,7 +53,7 @@ def test_what_a_process_would_refuse_the_chart_refuses(role):
 def test_what_a_process_takes_the_chart_takes(helm, role, settings, tmp_path):
     objects = helm.template(overrides={role: {"settings": settings}})
     name = {"timerService": "timer-service"}.get(role, role)
-    settings_of(objects, sets_of(objects, name)[0], name, 0, tmp_path)
+    settings_of(sets_of(objects, name)[0], name, 0, tmp_path)
 
 
 @pytest.mark.parametrize(

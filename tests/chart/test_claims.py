@@ -1,4 +1,4 @@
-"""An upgrade that would leave data behind is refused: the chart asks the API server."""
+"""What the chart asks the API server: an upgrade that would leave data behind is refused."""
 
 import json
 import threading
@@ -8,9 +8,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART
+from tests.chart.conftest import CHART, Loader
 
 CLAIMS = "/api/v1/namespaces/messages/persistentvolumeclaims/"
+PERMISSIONS = "/api/v1/namespaces/messages/configmaps/test-duemq-permissions"
+# By which Helm knows its own objects.
+OWN = {
+    "name": "test-duemq-permissions",
+    "namespace": "messages",
+    "labels": {"app.kubernetes.io/managed-by": "Helm"},
+    "annotations": {
+        "meta.helm.sh/release-name": "test",
+        "meta.helm.sh/release-namespace": "messages",
+    },
+}
 KINDS = {
     "v1": ["PersistentVolumeClaim", "ConfigMap", "Pod", "Service", "ServiceAccount"],
     "apps/v1": ["StatefulSet"],
@@ -54,7 +65,7 @@ DISCOVERY = discovery()
 
 
 @contextmanager
-def api_server(tmp_path, *claims):
+def api_server(tmp_path, *claims, permissions=""):
     """As much of one as a rendering asks for; answers a kubeconfig."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -66,6 +77,9 @@ def api_server(tmp_path, *claims):
             if path.startswith(CLAIMS) and (name := path.removeprefix(CLAIMS)) in claims:
                 found = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
                 found["metadata"] = {"name": name, "namespace": "messages"}
+            if path == PERMISSIONS and permissions:
+                found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": OWN}
+                found["data"] = {"permissions.toml": permissions}
             missing = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
             body = json.dumps(found or missing).encode()
             self.send_response(200 if found else 404)
@@ -144,3 +158,24 @@ def test_data_under_the_names_of_the_other_layout_are_not_left_behind(
         assert f"the claim {refused} has data that nobody would read" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
+
+
+def permissions_of(helm, kubeconfig, *values):
+    done = rendered(helm, kubeconfig, *values)
+    assert done.returncode == 0, done.stderr
+    objects = [one for one in yaml.load_all(done.stdout, Loader) if one]
+    return [
+        one["data"]["permissions.toml"].strip()
+        for one in objects
+        if one["metadata"]["name"] == "test-duemq-permissions"
+    ]
+
+
+def test_pods_of_before_keep_the_permissions_that_others_no_longer_have(helm, tmp_path):
+    """One that starts anew before it is exchanged would end for want of the file."""
+    tls = "tls.secretName=duemq-tls,tls.verifyClients=true"
+    with api_server(tmp_path, permissions="[[allow]]\n") as kubeconfig:
+        assert permissions_of(helm, kubeconfig, tls) == ["[[allow]]"]
+        assert permissions_of(helm, kubeconfig, f"{tls},tls.permissions=new") == ["new"]
+    with api_server(tmp_path) as kubeconfig:
+        assert permissions_of(helm, kubeconfig, tls) == []

@@ -57,8 +57,18 @@ def find(objects, kind, ending):
     return found
 
 
+def file_of(one):
+    """The settings in a pod of that set, where it reads them."""
+    template = one["spec"]["template"]
+    [volume] = [each for each in template["spec"]["volumes"] if each["name"] == "config"]
+    [item] = volume["downwardAPI"]["items"]
+    assert item["path"] == "duemq.toml"
+    field = re.fullmatch(r"metadata\.annotations\['(.+)'\]", item["fieldRef"]["fieldPath"])
+    return template["metadata"]["annotations"][field[1]]
+
+
 def config_of(objects, role):
-    return tomllib.loads(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
+    return tomllib.loads(file_of(sets_of(objects, role)[0]))
 
 
 def sets_of(objects, role):
@@ -70,11 +80,11 @@ def sets_of(objects, role):
     ]
 
 
-def settings_of(objects, one, role, index, tmp_path):
+def settings_of(one, role, index, tmp_path):
     """What the process in the pod of that ordinal reads."""
     (container,) = one["spec"]["template"]["spec"]["containers"]
     file = tmp_path / "duemq.toml"
-    file.write_text(find(objects, "ConfigMap", role)["data"]["duemq.toml"])
+    file.write_text(file_of(one))
     arguments = [
         argument.replace("$(POD_NAME)", f"{one['metadata']['name']}-{index}")
         .replace("$(POD_INDEX)", str(index))
@@ -93,7 +103,7 @@ def test_a_pods_command_and_file_are_settings_of_its_process(helm, role, values,
     one = sets_of(objects, role)[0]
     (container,) = one["spec"]["template"]["spec"]["containers"]
     assert container["command"] == [f"duemq-{role}"]
-    read = settings_of(objects, one, role, 0, tmp_path)
+    read = settings_of(one, role, 0, tmp_path)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert read.listen == f"0.0.0.0:{ports['grpc']}"
     assert read.advertise.endswith(f":{ports['grpc']}")
@@ -124,7 +134,7 @@ def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, stor
         assert one["spec"]["replicas"] == replicas
         names = [str(each) for each in range(replicas)]
         for index in range(replicas):
-            read = settings_of(objects, one, role, index, tmp_path)
+            read = settings_of(one, role, index, tmp_path)
             assert read.replicated
             assert read.name == one["metadata"]["name"] == f"test-duemq-{role}-{number}"
             assert (read.replica, list(read.replicas)) == (names[index], names)
@@ -142,7 +152,7 @@ def test_a_shard_that_leaves_is_told_how_many_stay(helm, replicas, tmp_path):
     given = {"replicas": 4, "shards": 3, "replicasPerShard": replicas}
     objects = helm.template(overrides={"timerService": given})
     one = sets_of(objects, "timer-service")[-1]
-    read = settings_of(objects, one, "timer-service", 3 if replicas == 1 else 0, tmp_path)
+    read = settings_of(one, "timer-service", 3 if replicas == 1 else 0, tmp_path)
     assert (read.shard, read.shards) == (3, 3)
 
 
@@ -167,7 +177,7 @@ def test_replicas_of_a_group_do_not_share_a_node(helm, values, grouped):
 
 def test_settings_of_replicas_are_those_of_the_values(helm4, tmp_path):
     objects = helm4.template("replicated")
-    read = settings_of(objects, sets_of(objects, "broker")[0], "broker", 0, tmp_path)
+    read = settings_of(sets_of(objects, "broker")[0], "broker", 0, tmp_path)
     assert (read.min_insync, read.lease_duration, read.lag_max) == (2, 8, 5)
     assert read.catch_up_rate == 32 << 20
 
@@ -182,7 +192,7 @@ def test_without_replicas_the_objects_are_those_of_releases_that_had_none(helm, 
     }
     for spec in specs.values():
         template = spec.get("template", {"metadata": {"annotations": {}}})
-        template["metadata"]["annotations"].pop("checksum/config", None)
+        template["metadata"]["annotations"].pop("duemq/settings", None)
     assert specs == yaml.safe_load((GOLDEN / f"{values}.yaml").read_text())
 
 
@@ -431,14 +441,13 @@ def test_an_older_kubernetes_is_refused(helm):
 
 
 def test_a_change_of_settings_restarts_the_pods_and_only_those(helm4):
-    def checksum(objects, role):
-        template = find(objects, "StatefulSet", role)["spec"]["template"]
-        return template["metadata"]["annotations"]["checksum/config"]
+    def template(objects, role):
+        return find(objects, "StatefulSet", role)["spec"]["template"]
 
     before = helm4.template()
     after = helm4.template(overrides={"nameserver": {"settings": {"expiry": "31s"}}})
-    assert checksum(before, "nameserver") != checksum(after, "nameserver")
-    assert checksum(before, "broker") == checksum(after, "broker")
+    assert template(before, "nameserver") != template(after, "nameserver")
+    assert template(before, "broker") == template(after, "broker")
 
 
 def test_storage_class_of_a_role_wins_over_the_global_and_a_dash_is_the_empty_one(helm4):
@@ -589,17 +598,48 @@ def test_permissions_are_a_file_that_changes_without_a_restart(helm):
     def templates(objects):
         return [one["spec"]["template"] for role in ROLES for one in sets_of(objects, role)]
 
-    def of_shop(objects, role):
-        return parse(find(objects, "ConfigMap", role)["data"]["permissions.toml"]).allows(
-            ("shop.example.org",), Need(Action.SEND, "orders-1")
-        )
+    def text_of(objects):
+        return find(objects, "ConfigMap", "-permissions")["data"]["permissions.toml"]
+
+    def allowed(objects):
+        return parse(text_of(objects)).allows(("shop.example.org",), Need(Action.SEND, "orders-1"))
 
     before = helm.template("tls")
-    assert all(of_shop(before, role) for role in ROLES)
-    text = find(before, "ConfigMap", "broker")["data"]["permissions.toml"]
-    after = helm.template("tls", {"tls": {"permissions": text.replace("orders", "returns")}})
-    assert not any(of_shop(after, role) for role in ROLES)
+    assert allowed(before)
+    text = text_of(before).replace("orders", "returns")
+    after = helm.template("tls", {"tls": {"permissions": text}})
+    assert not allowed(after)
     assert templates(before) == templates(after)
+    for template in templates(before):
+        spec = template["spec"]
+        [volume] = [each for each in spec["volumes"] if each["name"] == "permissions"]
+        assert volume["configMap"] == {"name": "test-duemq-permissions"}
+        [container] = spec["containers"]
+        [mount] = [each for each in container["volumeMounts"] if each["name"] == "permissions"]
+        assert f"--permissions={mount['mountPath']}/permissions.toml" in container["args"]
+
+
+def test_an_upgrade_leaves_pods_of_before_their_settings(helm):
+    """One that starts anew meanwhile has its old image, which may refuse what is new."""
+
+    def others(objects):
+        return [one for one in objects if one["kind"] not in {"StatefulSet", "Pod"}]
+
+    given = {values: {"settings": {"log_level": "DEBUG"}} for _, values in ROLES.values()}
+    before, after = helm.template(), helm.template(overrides=given)
+    assert others(before) == others(after)
+    for role in ROLES:
+        assert config_of(before, role) | {"log_level": "DEBUG"} == config_of(after, role)
+
+
+def test_settings_keep_their_annotation(helm4):
+    """Of two of one name the last one would count."""
+    taken = {"duemq/settings": "x", "a": "b"}
+    given = {"commonAnnotations": taken, "broker": {"podAnnotations": taken}}
+    objects = helm4.template(overrides=given)
+    assert config_of(objects, "broker") == config_of(helm4.template(), "broker")
+    [one] = sets_of(objects, "broker")
+    assert one["spec"]["template"]["metadata"]["annotations"]["a"] == "b"
 
 
 def test_permissions_without_clients_certificates_are_refused(helm):

@@ -20,6 +20,7 @@ Of a group of replicas, besides:
 {{- default (printf "%s-%s" (include "duemq.fullname" .root) .role) .group -}}
 {{- end -}}
 
+{{/* The file of settings: an annotation, so that it belongs to a pod as its image does.  Nothing secret: who may see pods reads it. */}}
 {{- define "duemq.role.config" -}}
 {{- $settings := .values.settings -}}
 {{- if not (include "duemq.role.replicated" .) -}}
@@ -29,21 +30,6 @@ Of a group of replicas, besides:
 {{- range $key, $value := $settings }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}
-{{- end -}}
-
-{{- define "duemq.role.configMap" -}}
-{{- include "duemq.role.checkSettings" . -}}
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  {{- include "duemq.metadata" (merge (dict "name" (printf "%s-%s" (include "duemq.fullname" .root) .role)) .) | nindent 2 }}
-data:
-  duemq.toml: |
-    {{- include "duemq.role.config" . | trim | nindent 4 }}
-  {{- with .root.Values.tls.permissions }}
-  permissions.toml: |
-    {{- . | trim | nindent 4 }}
-  {{- end }}
 {{- end -}}
 
 {{/* Gives every pod a name.  Not-ready pods, too: they register, and are found, by it. */}}
@@ -111,6 +97,7 @@ spec:
 {{- end -}}
 
 {{- define "duemq.role.statefulSet" -}}
+{{- include "duemq.role.checkSettings" . -}}
 {{- $fullname := include "duemq.role.setName" . -}}
 {{/* Its pods get a label with the name and up to 11 characters more, of 63: beyond that there would be none. */}}
 {{- if gt (len $fullname) 52 }}
@@ -150,10 +137,8 @@ spec:
       labels:
         {{- toYaml (merge (fromYaml (include "duemq.selector" .)) .values.podLabels .root.Values.commonLabels) | nindent 8 }}
       annotations:
-        checksum/config: {{ include "duemq.role.config" . | sha256sum }}
-        {{- with merge (dict) .values.podAnnotations .root.Values.commonAnnotations }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- $own := dict "duemq/settings" (include "duemq.role.config" . | trim | printf "%s\n") }}
+        {{- toYaml (merge $own .values.podAnnotations .root.Values.commonAnnotations) | nindent 8 }}
     spec:
       {{- include "duemq.role.pod" . | nindent 6 }}
   {{- if $persistence.enabled }}
@@ -245,7 +230,7 @@ containers:
       - --tls-verify-clients
       {{- end }}
       {{- if .root.Values.tls.permissions }}
-      - --permissions=/etc/duemq/permissions.toml
+      - --permissions=/etc/duemq-permissions/permissions.toml
       {{- end }}
       - --health-listen=0.0.0.0:{{ .root.Values.tls.healthPort }}
       {{- end }}
@@ -332,6 +317,11 @@ containers:
       - name: config
         mountPath: /etc/duemq
         readOnly: true
+      {{- if .root.Values.tls.permissions }}
+      - name: permissions
+        mountPath: /etc/duemq-permissions
+        readOnly: true
+      {{- end }}
       - name: tmp
         mountPath: /tmp
       {{- if .values.persistence }}
@@ -349,8 +339,16 @@ containers:
       {{- end }}
 volumes:
   - name: config
+    downwardAPI:
+      items:
+        - path: duemq.toml
+          fieldRef:
+            fieldPath: metadata.annotations['duemq/settings']
+  {{- if .root.Values.tls.permissions }}
+  - name: permissions
     configMap:
-      name: {{ include "duemq.fullname" .root }}-{{ .role }}
+      name: {{ include "duemq.fullname" .root }}-permissions
+  {{- end }}
   - name: tmp
     emptyDir: {}
   {{- if and .values.persistence (not .values.persistence.enabled) }}
