@@ -12,16 +12,7 @@ from tests.chart.conftest import CHART, Loader
 
 CLAIMS = "/api/v1/namespaces/messages/persistentvolumeclaims/"
 PERMISSIONS = "/api/v1/namespaces/messages/configmaps/test-duemq-permissions"
-# By which Helm knows its own objects.
-OWN = {
-    "name": "test-duemq-permissions",
-    "namespace": "messages",
-    "labels": {"app.kubernetes.io/managed-by": "Helm"},
-    "annotations": {
-        "meta.helm.sh/release-name": "test",
-        "meta.helm.sh/release-namespace": "messages",
-    },
-}
+BROKERS = "/apis/apps/v1/namespaces/messages/statefulsets/test-duemq-broker"
 KINDS = {
     "v1": ["PersistentVolumeClaim", "ConfigMap", "Pod", "Service", "ServiceAccount"],
     "apps/v1": ["StatefulSet"],
@@ -64,22 +55,44 @@ def group(version):
 DISCOVERY = discovery()
 
 
+def own(name):
+    """Metadata by which Helm knows its own objects."""
+    release = {"release-name": "test", "release-namespace": "messages"}
+    return {
+        "name": name,
+        "namespace": "messages",
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {f"meta.helm.sh/{key}": value for key, value in release.items()},
+    }
+
+
+def objects_of(claims, permissions, templates):
+    """What is there, by path."""
+    found = {CLAIMS + name: {"kind": "PersistentVolumeClaim"} for name in claims}
+    if permissions:
+        found[PERMISSIONS] = {"kind": "ConfigMap", "data": {"permissions.toml": permissions}}
+    if templates is not None:
+        spec = {"volumeClaimTemplates": templates}
+        found[BROKERS] = {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": spec}
+    return {
+        path: {"apiVersion": "v1", "metadata": own(path.rpartition("/")[2])} | each
+        for path, each in found.items()
+    }
+
+
 @contextmanager
-def api_server(tmp_path, *claims, permissions=""):
-    """As much of one as a rendering asks for; answers a kubeconfig."""
+def api_server(tmp_path, *claims, permissions="", templates=None):
+    """As much of one as a rendering asks for; answers a kubeconfig.
+
+    `templates`: of the brokers' claims, in a set that is there; None: there is none.
+    """
+    known = DISCOVERY | objects_of(claims, permissions, templates)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self):
-            path = self.path.partition("?")[0]
-            found = DISCOVERY.get(path)
-            if path.startswith(CLAIMS) and (name := path.removeprefix(CLAIMS)) in claims:
-                found = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-                found["metadata"] = {"name": name, "namespace": "messages"}
-            if path == PERMISSIONS and permissions:
-                found = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": OWN}
-                found["data"] = {"permissions.toml": permissions}
+            found = known.get(self.path.partition("?")[0])
             missing = {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}
             body = json.dumps(found or missing).encode()
             self.send_response(200 if found else 404)
@@ -179,3 +192,57 @@ def test_pods_of_before_keep_the_permissions_that_others_no_longer_have(helm, tm
         assert permissions_of(helm, kubeconfig, f"{tls},tls.permissions=new") == ["new"]
     with api_server(tmp_path) as kubeconfig:
         assert permissions_of(helm, kubeconfig, tls) == []
+
+
+MADE = {
+    "metadata": {"name": "data", "creationTimestamp": None},
+    "spec": {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "20Gi"}},
+        "volumeMode": "Filesystem",
+    },
+}
+
+
+def sized(size):
+    spec = {**MADE["spec"], "resources": {"requests": {"storage": size}}}
+    return [{**MADE, "spec": spec}]
+
+
+NAMED = {**MADE, "metadata": {"name": "data", "annotations": {"a": "b"}}}
+FAST = {**MADE, "spec": {**MADE["spec"], "storageClassName": "fast"}}
+
+
+@pytest.mark.parametrize(
+    ("templates", "values", "said"),
+    [
+        ([MADE], ["broker.persistence.storageClass=-"], ""),
+        ([MADE], ["broker.persistence.size=20480Mi"], ""),
+        ([MADE], ["broker.persistence.size=40Gi"], "size is 40Gi, of the StatefulSet {} 20Gi"),
+        (sized("2254857830400m"), ["broker.persistence.size=2.1Gi"], ""),
+        (sized("1Pi"), ["broker.persistence.size=1024Ti"], ""),
+        (sized("1536Gi"), ["broker.persistence.size=1.5Ti"], ""),
+        ([NAMED], ["broker.persistence.annotations.a=b"], ""),
+        ([NAMED], [], 'annotations is {{}}, of the StatefulSet {} {{"a":"b"}}'),
+        ([FAST], ["global.storageClass=fast"], ""),
+        ([FAST], [], "storageClass is , of the StatefulSet {} fast"),
+        ([MADE], ["global.storageClass=fast"], "storageClass is fast, of the StatefulSet {} ,"),
+        ([MADE], ["broker.persistence.enabled=false"], "enabled is false, of the StatefulSet {} t"),
+        ([], [], "enabled is true, of the StatefulSet {} false"),
+        ([], ["broker.persistence.enabled=false"], ""),
+        (
+            [MADE],
+            ["broker.persistence.accessModes={ReadWriteOncePod}"],
+            "accessModes is ReadWriteOncePod, of the StatefulSet {} ReadWriteOnce,",
+        ),
+    ],
+)
+def test_what_a_set_cannot_take_is_refused_by_its_name(helm, tmp_path, templates, values, said):
+    """Kubernetes would refuse it, too, but names no value, and after other objects were changed."""
+    with api_server(tmp_path, templates=templates) as kubeconfig:
+        done = rendered(helm, kubeconfig, *values)
+    if said:
+        assert done.returncode != 0
+        assert f"broker: persistence.{said.format('test-duemq-broker')}" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr

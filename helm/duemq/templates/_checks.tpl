@@ -5,8 +5,8 @@
 {{- if kindIs "string" . -}}
 {{- $factors := dict "" 1 "ms" 0.001 "s" 1 "m" 60 "h" 3600 "d" 86400 "B" 1 -}}
 {{- $factors = merge $factors (dict "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776) -}}
-{{- $factors = merge $factors (dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) -}}
-{{- $factors = merge $factors (dict "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000) -}}
+{{- $factors = merge $factors (dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624) -}}
+{{- $factors = merge $factors (dict "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000) -}}
 {{- mulf (regexFind "^[0-9.]+" . | float64) (get $factors (regexFind "[A-Za-z]*$" .)) -}}
 {{- else -}}
 {{- float64 . -}}

@@ -113,6 +113,9 @@ spec:
 {{- fail "tls.permissions needs tls.secretName and tls.verifyClients: who calls is known by certificates" }}
 {{- end }}
 {{- $persistence := default dict .values.persistence -}}
+{{- with $persistence }}
+{{- include "duemq.role.checkClaimTemplate" $ }}
+{{- end -}}
 apiVersion: apps/v1
 kind: StatefulSet
 metadata:
@@ -161,6 +164,33 @@ spec:
           requests:
             storage: {{ $persistence.size | quote }}
   {{- end }}
+{{- end -}}
+
+{{/* Kubernetes refuses another one, after half of the upgrade, and does not say which value it is. */}}
+{{- define "duemq.role.checkClaimTemplate" -}}
+{{- $name := include "duemq.role.setName" . }}
+{{- $wanted := .values.persistence }}
+{{- with lookup "apps/v1" "StatefulSet" .root.Release.Namespace $name }}
+{{- $values := dict "enabled" (list (not (empty .spec.volumeClaimTemplates)) $wanted.enabled) }}
+{{- if and $wanted.enabled .spec.volumeClaimTemplates }}
+{{- $claim := first .spec.volumeClaimTemplates }}
+{{- $class := default $.root.Values.global.storageClass $wanted.storageClass }}
+{{- $_ := set $values "accessModes" (list (join "," $claim.spec.accessModes) (join "," $wanted.accessModes)) }}
+{{- $_ := set $values "storageClass" (list (default "" $claim.spec.storageClassName) (ternary "" $class (eq $class "-"))) }}
+{{- $_ := set $values "annotations" (list (dig "metadata" "annotations" dict $claim | toJson) (toJson $wanted.annotations)) }}
+{{- $size := $claim.spec.resources.requests.storage }}
+{{- /* 2.1Gi is no whole number of bytes: Kubernetes has it in thousandths. */}}
+{{- $bytes := ternary (mulf 0.001 (trimSuffix "m" $size | float64)) (include "duemq.amount" $size | float64) (hasSuffix "m" $size) }}
+{{- if ne (printf "%.0f" $bytes) (include "duemq.amount" $wanted.size | float64 | printf "%.0f") }}
+{{- $_ := set $values "size" (list $size $wanted.size) }}
+{{- end }}
+{{- end }}
+{{- range $key, $pair := $values }}
+{{- if ne (first $pair) (last $pair) }}
+{{- fail (printf "%s: persistence.%s is %v, of the StatefulSet %s %v, which cannot be changed: see \"Other volumes\" in the chart's README" $.role $key (last $pair) $name (first $pair)) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "duemq.role.pod" -}}
