@@ -249,6 +249,12 @@ def test_a_budget_names_one_bound(objects):
         assert ("maxUnavailable" in one["spec"]) != ("minAvailable" in one["spec"])
 
 
+def test_a_drain_does_not_wait_for_who_is_not_ready(objects):
+    """Of one pod, one may be away; a pod that is not ready is away already, and none could go."""
+    for one in of_kind(objects, "PodDisruptionBudget"):
+        assert one["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_the_grace_period_is_longer_than_the_drain(objects):
     for one in of_kind(objects, "StatefulSet"):
         assert one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 30

@@ -66,6 +66,8 @@ metadata:
   {{- include "duemq.metadata" (merge (dict "name" (include "duemq.role.setName" .)) .) | nindent 2 }}
 spec:
   maxUnavailable: {{ .values.podDisruptionBudget.maxUnavailable }}
+  # Else a drain waits for ever for the only pod of a role, or most of a group's, if that is not ready.
+  unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
       {{- include "duemq.selector" . | nindent 6 }}
