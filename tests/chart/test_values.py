@@ -435,6 +435,15 @@ def test_the_package_holds_no_test_values(helm, tmp_path):
     assert "ReadWriteOncePod" not in shown.stdout
 
 
+def test_a_probe_that_is_null_is_not_there(helm):
+    given = {"broker": {"probes": {"liveness": None}}}
+    template = find(helm.template(overrides=given), "StatefulSet", "broker")["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    assert "livenessProbe" not in container
+    assert container["readinessProbe"]["grpc"]["service"] == "duemq.v1.Broker"
+    assert container["startupProbe"]["failureThreshold"] == 120
+
+
 def test_an_older_kubernetes_is_refused(helm):
     with pytest.raises(RefusedValuesError, match="kubeVersion"):
         helm.template(arguments=["--kube-version", "1.27.0"])
@@ -481,7 +490,13 @@ def test_image_names(helm4, image, rendered):
 
 @pytest.mark.parametrize(
     ("release", "fullname"),
-    [("a", "a-duemq"), ("duemq", "duemq"), ("x" * 32, "x" * 32 + "-duemq")],
+    [
+        ("a", "a-duemq"),
+        ("duemq", "duemq"),
+        ("duemq.a", "duemq-a"),
+        ("a.b", "a-b-duemq"),
+        ("x" * 32, "x" * 32 + "-duemq"),
+    ],
 )
 def test_names_follow_from_the_release(helm4, release, fullname):
     objects = helm4.template(release=release)

@@ -335,12 +335,14 @@ containers:
       {{- end }}
     {{- /* Probes know no TLS. */}}
     {{- $probed := ternary .root.Values.tls.healthPort .values.port (not (empty .root.Values.tls.secretName)) }}
-    startupProbe:
-      {{- include "duemq.role.probe" (dict "port" $probed "service" "" "probe" .values.probes.startup) | nindent 6 }}
-    readinessProbe:
-      {{- include "duemq.role.probe" (dict "port" $probed "service" (ternary "duemq.replication.v1.Replication" .service (hasKey . "group")) "probe" .values.probes.readiness) | nindent 6 }}
-    livenessProbe:
-      {{- include "duemq.role.probe" (dict "port" $probed "service" "" "probe" .values.probes.liveness) | nindent 6 }}
+    {{- $ready := ternary "duemq.replication.v1.Replication" .service (hasKey . "group") }}
+    {{- $values := .values }}
+    {{- range $name, $service := dict "startup" "" "readiness" $ready "liveness" "" }}
+    {{- with get $values.probes $name }}
+    {{ $name }}Probe:
+      {{- include "duemq.role.probe" (dict "port" $probed "service" $service "probe" .) | nindent 6 }}
+    {{- end }}
+    {{- end }}
     resources:
       {{- toYaml .values.resources | nindent 6 }}
     securityContext:
