@@ -121,6 +121,28 @@ def test_a_common_label_of_the_charts_own_is_there_once(helm, name):
         assert (found == ["shop"]) == (name in {"part-of", "version"})
 
 
+@pytest.mark.parametrize("name", ["a.example.org-tls", "x" * 253])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_secrets_and_accounts_have_names_as_kubernetes_allows(helm4, name):
+    """With dots, as cert-manager's users call them; only labels and Services have none."""
+    given = {
+        "global": {"imagePullSecrets": [name]},
+        "serviceAccount": {"name": name},
+        "tls": {"secretName": name},
+        "leaseStoreSecret": name,
+        "leaseStore": "etcd:https://e:1",
+        "broker": {"replicasPerBroker": 3},
+        "tracing": {"otlp": {"headersSecret": {"name": name}}},
+    }
+    [broker, *_] = sets_of(helm4.template(overrides=given), "broker")
+    spec = broker["spec"]["template"]["spec"]
+    kubernetes_validate.validate(broker, "1.35", strict=True)
+    assert spec["imagePullSecrets"] == [{"name": name}]
+    assert spec["serviceAccountName"] == name
+    secrets = [volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume]
+    assert secrets == [name, name]
+
+
 def test_variables_are_for_every_container(helm):
     given = {
         "extraEnv": [{"name": "A", "value": "b"}],

@@ -331,6 +331,8 @@ def test_the_charts_readme_names_every_value():
         ({"nameserver": {"settings": {"expiry": 0}}}, "nameserver: settings.expiry is 0"),
         ({"broker": {"persistence": {"size": "1Gi"}}}, "only whole ones are ever removed"),
         ({"timerService": {"persistence": {"size": "24Mi"}}}, "nothing would ever be accepted"),
+        ({"tls": {"secretName": "a..b"}}, "secretName"),
+        ({"leaseStoreSecret": "a/b"}, "leaseStoreSecret"),
         ({"tls": {"verifyClients": True}}, "tls.verifyClients needs tls.secretName"),
         (
             {"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}},
