@@ -126,6 +126,15 @@ uninstall() {
   kubectl -n "$namespace" delete lease -l app.kubernetes.io/managed-by=duemq >/dev/null
 }
 
+is_refused() { # VALUE WHY: an upgrade with it
+  local refusal
+  if refusal=$(helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
+      --set "$1" --dry-run=server 2>&1 >/dev/null); then
+    die "an upgrade to $1 was not refused"
+  fi
+  [[ $refusal == *"$2"* ]] || die "refused for another reason: $refusal"
+}
+
 plain() {
   values=(-f helm/kind-values.yaml
     --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never")
@@ -138,12 +147,9 @@ plain() {
   say "helm test"
   helm test "$release" --namespace "$namespace" --timeout 180s
 
-  say "replicas that would begin without the data are refused"
-  if refusal=$(helm upgrade "$release" helm/duemq --namespace "$namespace" "${values[@]}" \
-      --set broker.replicasPerBroker=3 --dry-run=server 2>&1 >/dev/null); then
-    die "an upgrade to replicas without data was not refused"
-  fi
-  [[ $refusal == *"the claim data-$release-broker-0 has data"* ]] || die "refused for another reason: $refusal"
+  say "replicas that would begin without the data, and other volumes, are refused"
+  is_refused broker.replicasPerBroker=3 "the claim data-$release-broker-0 has data"
+  is_refused broker.persistence.size=2Gi "persistence.size is 2Gi, of the StatefulSet $release-broker 1Gi"
 
   say "load; a broker's pod is deleted, other processes are killed, then all pods are rolled"
   run_load 75

@@ -222,6 +222,7 @@ FAST = {**MADE, "spec": {**MADE["spec"], "storageClassName": "fast"}}
         (sized("2254857830400m"), ["broker.persistence.size=2.1Gi"], ""),
         (sized("1Pi"), ["broker.persistence.size=1024Ti"], ""),
         (sized("1536Gi"), ["broker.persistence.size=1.5Ti"], ""),
+        ([MADE], ["broker.persistence.annotations=null"], ""),
         ([NAMED], ["broker.persistence.annotations.a=b"], ""),
         ([NAMED], [], 'annotations is {{}}, of the StatefulSet {} {{"a":"b"}}'),
         ([FAST], ["global.storageClass=fast"], ""),

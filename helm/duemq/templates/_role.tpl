@@ -179,7 +179,7 @@ spec:
 {{- $class := default $.root.Values.global.storageClass $wanted.storageClass }}
 {{- $_ := set $values "accessModes" (list (join "," $claim.spec.accessModes) (join "," $wanted.accessModes)) }}
 {{- $_ := set $values "storageClass" (list (default "" $claim.spec.storageClassName) (ternary "" $class (eq $class "-"))) }}
-{{- $_ := set $values "annotations" (list (dig "metadata" "annotations" dict $claim | toJson) (toJson $wanted.annotations)) }}
+{{- $_ := set $values "annotations" (list (dig "metadata" "annotations" dict $claim | toJson) (default dict $wanted.annotations | toJson)) }}
 {{- $size := $claim.spec.resources.requests.storage }}
 {{- /* 2.1Gi is no whole number of bytes: Kubernetes has it in thousandths. */}}
 {{- $bytes := ternary (mulf 0.001 (trimSuffix "m" $size | float64)) (include "duemq.amount" $size | float64) (hasSuffix "m" $size) }}
