@@ -12,7 +12,7 @@ from tests.chart.conftest import CHART, Loader
 
 CLAIMS = "/api/v1/namespaces/messages/persistentvolumeclaims/"
 PERMISSIONS = "/api/v1/namespaces/messages/configmaps/test-duemq-permissions"
-BROKERS = "/apis/apps/v1/namespaces/messages/statefulsets/test-duemq-broker"
+SETS = "/apis/apps/v1/namespaces/messages/statefulsets/test-duemq-"
 KINDS = {
     "v1": ["PersistentVolumeClaim", "ConfigMap", "Pod", "Service", "ServiceAccount"],
     "apps/v1": ["StatefulSet"],
@@ -66,14 +66,13 @@ def own(name):
     }
 
 
-def objects_of(claims, permissions, templates):
+def objects_of(claims, permissions, sets):
     """What is there, by path."""
     found = {CLAIMS + name: {"kind": "PersistentVolumeClaim"} for name in claims}
     if permissions:
         found[PERMISSIONS] = {"kind": "ConfigMap", "data": {"permissions.toml": permissions}}
-    if templates is not None:
-        spec = {"volumeClaimTemplates": templates}
-        found[BROKERS] = {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": spec}
+    for name, spec in sets.items():
+        found[SETS + name] = {"apiVersion": "apps/v1", "kind": "StatefulSet", "spec": spec}
     return {
         path: {"apiVersion": "v1", "metadata": own(path.rpartition("/")[2])} | each
         for path, each in found.items()
@@ -81,12 +80,9 @@ def objects_of(claims, permissions, templates):
 
 
 @contextmanager
-def api_server(tmp_path, *claims, permissions="", templates=None):
-    """As much of one as a rendering asks for; answers a kubeconfig.
-
-    `templates`: of the brokers' claims, in a set that is there; None: there is none.
-    """
-    known = DISCOVERY | objects_of(claims, permissions, templates)
+def api_server(tmp_path, *claims, permissions="", **sets):
+    """As much of one as a rendering asks for; answers a kubeconfig.  `sets`: specs by roles."""
+    known = DISCOVERY | objects_of(claims, permissions, sets)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -240,10 +236,40 @@ FAST = {**MADE, "spec": {**MADE["spec"], "storageClassName": "fast"}}
 )
 def test_what_a_set_cannot_take_is_refused_by_its_name(helm, tmp_path, templates, values, said):
     """Kubernetes would refuse it, too, but names no value, and after other objects were changed."""
-    with api_server(tmp_path, templates=templates) as kubeconfig:
+    with api_server(tmp_path, broker={"volumeClaimTemplates": templates}) as kubeconfig:
         done = rendered(helm, kubeconfig, *values)
     if said:
         assert done.returncode != 0
         assert f"broker: persistence.{said.format('test-duemq-broker')}" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("shards", "values", "refused"),
+    [
+        (2, ["timerService.replicas=1"], True),
+        (2, ["timerService.replicas=2,timerService.shards=1"], False),
+        (1, ["timerService.replicas=1"], False),
+        (2, ["timerService.replicas=3"], False),
+    ],
+)
+def test_a_shard_goes_only_when_it_was_told_to_leave(
+    helm, tmp_path, replicas, shards, values, refused
+):
+    """What it holds would wait on its volume, and nobody say so."""
+    container = {"args": ["--shard=$(POD_INDEX)", f"--shards={shards}"]}
+    spec = {
+        "volumeClaimTemplates": [MADE],
+        "template": {"spec": {"containers": [container]}},
+    }
+    name = "timer-service" if replicas == 1 else "timer-service-0"
+    values = [*values, f"timerService.replicasPerShard={replicas}"]
+    with api_server(tmp_path, **{name: spec}) as kubeconfig:
+        done = rendered(helm, kubeconfig, *values)
+    if refused:
+        assert done.returncode != 0
+        assert "upgrade with timerService.shards=1 first" in done.stderr
     else:
         assert done.returncode == 0, done.stderr

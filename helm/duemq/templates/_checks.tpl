@@ -52,6 +52,20 @@
 {{- end }}
 {{- end -}}
 
+{{/* A shard that takes messages over until its pod goes leaves them on a volume, where nothing fires. */}}
+{{- define "duemq.checkShards" -}}
+{{- $name := printf "%s-timer-service" (include "duemq.fullname" .) }}
+{{- $left := int .Values.timerService.replicas }}
+{{- range list $name (printf "%s-0" $name) }}
+{{- with lookup "apps/v1" "StatefulSet" $.Release.Namespace . }}
+{{- $arguments := join " " (first .spec.template.spec.containers).args }}
+{{- if gt (regexFind "--shards=[0-9]+" $arguments | trimPrefix "--shards=" | int) $left }}
+{{- fail (printf "timerService.replicas is %d, but shards that would go take delayed messages over, which then never fire: upgrade with timerService.shards=%d first (\"More or fewer shards\" in the chart's README)" $left $left) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of the values that belong to no role. */}}
 {{- define "duemq.check" -}}
 {{- if and .Values.tls.verifyClients (not .Values.tls.secretName) }}
