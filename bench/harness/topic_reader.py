@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from duemq.administering.asking import refuse_missing
 from duemq.errors import MissingBroker
 from duemq.message import Message, Origin
+from duemq.transport import status
 from duemq.transport.blocking_client import BlockingClient
 from duemq.v1 import broker_pb2, nameserver_pb2
-from duemq.v1.stubs import NameserverStub
+from duemq.v1.stubs import BrokerStub, NameserverStub
 
 RPC_TIMEOUT_S = 10.0
 PULL_BYTES = 4 << 20
@@ -56,8 +57,15 @@ def _read_queue(client: BlockingClient, address: str, origin: Origin) -> Iterato
             max_bytes=PULL_BYTES,
             max_records=PULL_RECORDS,
         )
-        pulled = client.pull(address, request)
-        if pulled is None or not pulled.run_counts:
+        answer: broker_pb2.PullResponse = client.call(
+            address, lambda to: BrokerStub(to).Pull, request
+        )
+        if not answer.queues:
+            return
+        pulled = answer.queues[0]
+        if pulled.HasField("error"):
+            raise status.from_proto(pulled.error)
+        if not pulled.run_counts:
             return
         offsets = (
             (start + step, store_ms)

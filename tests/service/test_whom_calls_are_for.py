@@ -9,10 +9,13 @@ import pytest
 
 from duemq import aio
 from duemq.errors import InvalidArgument, Unavailable
-from duemq.protocol.route import STORE_ID
+from duemq.protocol.route import STORE_ID, RouteCache
 from duemq.transport import status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import broker_pb2
+from duemq_analytics.options import Options
+from duemq_analytics.source import plan
+from duemq_analytics.source.client import QueueClient
 from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
 from tests.service.running_broker import batch, running_broker, topic_name
 from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
@@ -151,3 +154,36 @@ async def test_a_reader_hears_nothing_of_another_broker(cluster, refused, monkey
         *[("b0", b"b0")] * 3,
         *[("b1", b"b1")] * 3,
     ]
+
+
+async def test_a_reader_of_ranges_takes_no_broker_for_another(cluster, refused, monkeypatch):
+    """As tasks of Spark read: planned, then read."""
+    topic = topic_name()
+    await cluster.create_topic(topic, queues=1)
+    for name in ("b0", "b1"):
+        await cluster.send(topic, [name.encode()] * 3, broker=name)
+    options = Options(topic, nameservers=(cluster.nameserver,))
+
+    def planned(timeout_s=WAIT_S):
+        with QueueClient(options.nameservers, timeout_s) as client:
+            return plan.ranges(client.queues(options), options)
+
+    def read(piece, timeout_s=WAIT_S):
+        with QueueClient(options.nameservers, timeout_s) as client:
+            return [r.body for run in client.read(topic, piece) for r in run.records]
+
+    of_b0, of_b1 = await asyncio.to_thread(planned)
+    moved = replace(of_b1, address=of_b0.address, topic_id=0)  # 0: as of a broker without ids
+    with monkeypatch.context() as patch:
+        known = RouteCache.broker
+        patch.setattr(
+            RouteCache,
+            "broker",
+            lambda self, name: replace(known(self, name), address=of_b0.address),
+        )
+        with pytest.raises(Unavailable, match="broker 'b0' is there, not 'b1'"):
+            await asyncio.to_thread(planned, 0.1)
+        with pytest.raises(Unavailable, match=f"not {of_b1.store_id:016x}"):
+            await asyncio.to_thread(read, moved, 0.1)
+    assert refused
+    assert await asyncio.to_thread(read, of_b1) == [b"b1"] * 3

@@ -17,7 +17,6 @@ from duemq.errors import DuemqError, Unavailable
 from duemq.settings import Addresses, Tls, nameservers_of
 from duemq.transport import channel, status
 from duemq.transport.closing import Closing
-from duemq.v1 import broker_pb2, stubs
 
 T = TypeVar("T")
 Pick = Callable[[grpc.Channel], Callable[..., T]]
@@ -75,17 +74,6 @@ class BlockingClient(Closing):
                     raise
                 failures.append(error)
         raise failures[-1]
-
-    def pull(self, address: str, request: broker_pb2.PullRequest) -> broker_pb2.QueueRecords | None:
-        """What a broker has of the request's one queue; None: nothing now.  Raises DuemqErrors."""
-        answer: broker_pb2.PullResponse = self.call(
-            address, lambda to: stubs.BrokerStub(to).Pull, request
-        )
-        for queue in answer.queues:
-            if queue.HasField("error"):
-                raise status.from_proto(queue.error)
-            return queue
-        return None
 
     def _channel(self, address: str) -> grpc.Channel:
         if (renewals := channel.renewals(self._tls)) != self._renewals:

@@ -24,9 +24,9 @@ from duemq.errors import (
     TopicNotFound,
     Unavailable,
 )
-from duemq.protocol.route import RouteCache
+from duemq.protocol.route import Broker, RouteCache
 from duemq.settings import Tls
-from duemq.transport import retrying
+from duemq.transport import retrying, status
 from duemq.transport.blocking_client import BlockingClient
 from duemq.transport.closing import Closing
 from duemq.transport.cluster_client import story_of
@@ -34,7 +34,7 @@ from duemq.transport.routing.diagnosis import diagnose
 from duemq.transport.routing.route_views import Views
 from duemq.transport.routing.route_watcher import FIRST_UPDATE_TIMEOUT_S, update_of
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2, nameserver_pb2
-from duemq.v1.stubs import BrokerAdminStub, NameserverStub
+from duemq.v1.stubs import BrokerAdminStub, BrokerStub, NameserverStub
 from duemq_analytics.options import Options
 from duemq_analytics.source.plan import QueueBounds, QueueRange, first_since, require_whole
 
@@ -98,11 +98,11 @@ class QueueClient(Closing):
             raise TopicNotFound(
                 f"topic {topic!r} does not exist: no broker serves it", field="topic", value=topic
             )
-        return [
-            bounds
-            for served in route.brokers
-            for bounds in self._bounds(topic, served.broker, served.address)
-        ]
+        found: list[QueueBounds] = []
+        for served in route.brokers:
+            known = routes.broker(served.broker) or Broker(served.broker, served.address)
+            found += self._bounds(topic, known)
+        return found
 
     def starts_since(
         self, topic: str, queues: Sequence[QueueBounds], since_ms: int
@@ -195,21 +195,39 @@ class QueueClient(Closing):
             raise failures[0]
         return routes
 
-    def _bounds(self, topic: str, broker: str, address: str) -> list[QueueBounds]:
-        request = admin_pb2.DescribeTopicRequest(name=topic)
-        described: admin_pb2.TopicDescription = self._retried(
-            lambda: self._client.call(
-                address, lambda to: BrokerAdminStub(to).DescribeTopic, request
-            )
-        )
+    def _bounds(self, topic: str, broker: Broker) -> list[QueueBounds]:
+        described = self._retried(partial(self._described, topic, broker))
         return [
-            QueueBounds(broker, address, q.queue_id, q.min_offset, q.max_offset, described.topic_id)
+            QueueBounds(
+                broker.name,
+                broker.address,
+                q.queue_id,
+                q.min_offset,
+                q.max_offset,
+                described.topic_id,
+                broker.store_id,
+            )
             for q in described.queues
         ]
 
+    def _described(self, topic: str, broker: Broker) -> admin_pb2.TopicDescription:
+        """Raises Unavailable, too, if another broker answers, which came up where it was."""
+        request = admin_pb2.DescribeTopicRequest(name=topic)
+        described: admin_pb2.TopicDescription = self._client.call(
+            broker.address, lambda to: BrokerAdminStub(to).DescribeTopic, request
+        )
+        if described.broker != broker.name:
+            raise Unavailable(
+                f"{broker.address}: broker {described.broker!r} is there, not {broker.name!r}",
+                field="broker",
+                value=broker.name,
+                limit=described.broker,
+            )
+        return described
+
     def _first(self, topic: str, wanted: QueueRange) -> int:
         """The oldest offset that its queue has now; 0: it is not there."""
-        queues = self._bounds(topic, wanted.broker, wanted.address)
+        queues = self._bounds(topic, _broker_of(wanted))
         return next((each.first for each in queues if each.queue == wanted.queue), 0)
 
     def _pull(
@@ -224,11 +242,22 @@ class QueueClient(Closing):
             max_records=records,
             wait_ms=PULL_WAIT_MS,
         )
-        found = self._client.pull(wanted.address, request)
-        return broker_pb2.QueueRecords(next_offset=offset) if found is None else found
+        meant = _broker_of(wanted).meant
+        answer: broker_pb2.PullResponse = self._client.call(
+            wanted.address, lambda to: partial(BrokerStub(to).Pull, metadata=meant), request
+        )
+        for found in answer.queues:
+            if found.HasField("error"):
+                raise status.from_proto(found.error)
+            return found
+        return broker_pb2.QueueRecords(next_offset=offset)
 
     def _retried(self, call: Callable[[], T]) -> T:
         return retrying.until_blocking(time.monotonic() + self._timeout_s, call)
+
+
+def _broker_of(wanted: QueueRange) -> Broker:
+    return Broker(wanted.broker, wanted.address, store_id=wanted.store_id)
 
 
 def runs(

@@ -32,10 +32,14 @@ class QueueBounds:
     past: int
     topic_id: int = 0
     """Of which topic of this name the offsets are; 0: not known (an older broker)."""
+    store_id: int = 0
+    """Of the broker: another one may be at its address; 0: not known (an older nameserver)."""
 
     def between(self, start: int, end: int) -> QueueRange:
         """Some of its offsets."""
-        return QueueRange(self.broker, self.address, self.queue, start, end, self.topic_id)
+        return QueueRange(
+            self.broker, self.address, self.queue, start, end, self.topic_id, self.store_id
+        )
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class QueueRange:
     start: int
     end: int
     topic_id: int = 0
+    """As in QueueBounds."""
+    store_id: int = 0
     """As in QueueBounds."""
 
 

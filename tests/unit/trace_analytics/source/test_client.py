@@ -63,8 +63,8 @@ class Overtaken(QueueClient):
         found.next_offset = offset + (records or 4)
         return found
 
-    def _bounds(self, topic, broker, address):
-        return [QueueBounds(broker, address, queue, self.gone, 10) for queue in (0, 1)]
+    def _bounds(self, topic, broker):
+        return [QueueBounds(broker.name, "h:1", queue, self.gone, 10) for queue in (0, 1)]
 
 
 @pytest.mark.parametrize(("gone", "read"), [(3, [3, 7]), (9, [9]), (10, []), (12, [])])
