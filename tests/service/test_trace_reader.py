@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from duemq.errors import PartialAnswer, TopicNotFound, Unavailable
+from duemq.protocol.route import Broker
 from duemq.v1.message_pb2 import Record
 from duemq.v1.nameserver_pb2 import BrokerInstance
 from duemq_analytics.options import Options
 from duemq_analytics.source.client import QueueClient
+from duemq_analytics.source.plan import QueueRange
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
 
 LOST = BrokerInstance(name="broker-1", address="h:1", lost_ms=1_700_000_000_000)
@@ -85,3 +87,29 @@ def test_one_nameserver_that_lost_a_broker_which_another_hears_loses_nothing(clu
         other.topics["orders"] = [FakeQueue([Record()] * 5)]
         found = planned(ORDERS, cluster.address, other.address)
     assert found == [("broker-0", 0, 3), ("broker-0", 1, 0), ("broker-1", 0, 5)]
+
+
+def test_a_broker_that_has_moved_is_found_where_it_is_now(cluster, monkeypatch):
+    wanted = QueueRange("broker-0", DEAD, 0, 0, 3)
+    with QueueClient((cluster.address,), timeout_s=60) as client:
+        assert sum(len(run.records) for run in client.read("orders", wanted)) == 3
+
+    routes, asked = QueueClient._routes, []
+
+    def as_it_was(client, topic):
+        found = routes(client, topic)
+        asked.append(found)
+        if len(asked) == 1:
+            found._brokers = {"broker-0": Broker("broker-0", DEAD)}
+        return found
+
+    monkeypatch.setattr(QueueClient, "_routes", as_it_was)
+    with QueueClient((cluster.address,), timeout_s=60) as client:
+        assert {queue.address for queue in client.queues(ORDERS)} == {cluster.address}
+    assert len(asked) == 2
+
+
+def test_another_broker_of_the_name_is_not_taken_for_the_one_that_was_planned(cluster):
+    wanted = QueueRange("broker-0", DEAD, 0, 0, 3, store_id=7)
+    with QueueClient((cluster.address,), timeout_s=0.1) as client, pytest.raises(Unavailable):
+        list(client.read("orders", wanted))

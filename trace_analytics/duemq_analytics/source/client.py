@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -70,6 +70,8 @@ class QueueClient(Closing):
         self._client = BlockingClient(nameservers, CALL_TIMEOUT_S, tls)
         self._timeout_s = timeout_s
         self._tls = tls
+        self._moved: dict[str, str] = {}
+        """Brokers → addresses, of those that were found elsewhere than they were planned."""
 
     @classmethod
     def of(cls, options: Options) -> QueueClient:
@@ -122,7 +124,7 @@ class QueueClient(Closing):
         """
         wanted = queue.between(offset, queue.past)
         try:
-            answer = self._retried(partial(self._pull, topic, wanted, offset, records=1))
+            answer = self._pulled(topic, wanted, offset, records=1)
         except OffsetOutOfRange:  # retention was faster: it is older than all that is there
             return 0
         return answer.run_store_ms[0] if answer.run_store_ms else sys.maxsize
@@ -141,7 +143,7 @@ class QueueClient(Closing):
         while offset < wanted.end:
             at = offset
             try:
-                answer = self._retried(partial(self._pull, topic, wanted, at))
+                answer = self._pulled(topic, wanted, at)
             except OffsetOutOfRange as error:
                 if fail_on_data_loss or (first := self._first(topic, wanted)) <= at:
                     raise
@@ -196,11 +198,11 @@ class QueueClient(Closing):
         return routes
 
     def _bounds(self, topic: str, broker: Broker) -> list[QueueBounds]:
-        described = self._retried(partial(self._described, topic, broker))
+        described = self._asked(topic, broker, partial(self._described, topic))
         return [
             QueueBounds(
                 broker.name,
-                broker.address,
+                self._moved.get(broker.name, broker.address),
                 q.queue_id,
                 q.min_offset,
                 q.max_offset,
@@ -230,8 +232,14 @@ class QueueClient(Closing):
         queues = self._bounds(topic, _broker_of(wanted))
         return next((each.first for each in queues if each.queue == wanted.queue), 0)
 
-    def _pull(
+    def _pulled(
         self, topic: str, wanted: QueueRange, offset: int, records: int = 0
+    ) -> broker_pb2.QueueRecords:
+        pull = partial(self._pull, topic, wanted, offset, records)
+        return self._asked(topic, _broker_of(wanted), pull)
+
+    def _pull(
+        self, topic: str, wanted: QueueRange, offset: int, records: int, broker: Broker
     ) -> broker_pb2.QueueRecords:
         queue = broker_pb2.QueuePull(
             topic=topic, queue_id=wanted.queue, offset=offset, topic_id=wanted.topic_id
@@ -242,15 +250,41 @@ class QueueClient(Closing):
             max_records=records,
             wait_ms=PULL_WAIT_MS,
         )
-        meant = _broker_of(wanted).meant
         answer: broker_pb2.PullResponse = self._client.call(
-            wanted.address, lambda to: partial(BrokerStub(to).Pull, metadata=meant), request
+            broker.address, lambda to: partial(BrokerStub(to).Pull, metadata=broker.meant), request
         )
         for found in answer.queues:
             if found.HasField("error"):
                 raise status.from_proto(found.error)
             return found
         return broker_pb2.QueueRecords(next_offset=offset)
+
+    def _asked(self, topic: str, broker: Broker, ask: Callable[[Broker], T]) -> T:
+        """Asks a broker until it answers: after a failure where it is by then.
+
+        It may have been started elsewhere, or another replica leads.
+        """
+
+        def attempt() -> T:
+            address = self._moved.get(broker.name, broker.address)
+            try:
+                return ask(replace(broker, address=address))
+            except DuemqError as error:
+                if error.retryable:
+                    self._look_up(topic, broker)
+                raise
+
+        return self._retried(attempt)
+
+    def _look_up(self, topic: str, broker: Broker) -> None:
+        """Where it is now; where nobody tells, it stays where it was."""
+        try:
+            known = self._routes(topic).broker(broker.name)
+        except DuemqError as error:
+            _logger.info("broker %s is asked where it was: %s", broker.name, error)
+            return
+        if known is not None and known.store_id == broker.store_id:
+            self._moved[broker.name] = known.address
 
     def _retried(self, call: Callable[[], T]) -> T:
         return retrying.until_blocking(time.monotonic() + self._timeout_s, call)

@@ -56,7 +56,7 @@ class Overtaken(QueueClient):
         super().__init__(("127.0.0.1:1",), timeout_s=1)
         self.gone = gone
 
-    def _pull(self, topic, wanted, offset, records=0):
+    def _pull(self, topic, wanted, offset, records, broker):
         if offset < self.gone:
             raise OffsetOutOfRange(f"offset: {offset} is not kept", field="offset")
         found = answer((offset, records or 4))
