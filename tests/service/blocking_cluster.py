@@ -48,6 +48,8 @@ class FakeCluster:
         """Other brokers, of which the nameserver says that they are lost."""
         self.before: list[nameserver_pb2.BrokerInstance] = []
         """Further brokers, which are listed in front of it."""
+        self.topic_id = 0
+        """Of all topics; 0: not told, as by an older broker."""
         self.unavailable_calls = 0
         """So many calls fail before they do anything."""
         self.lost_answers = 0
@@ -86,6 +88,7 @@ class FakeCluster:
         queues = self.topics[request.name]
         return admin_pb2.TopicDescription(
             broker=self.broker,
+            topic_id=self.topic_id,
             queues=[
                 admin_pb2.QueueDescription(queue_id=i, min_offset=q.first, max_offset=q.past)
                 for i, q in enumerate(queues)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from functools import partial
 import pytest
 from pyarrow import dataset
 
+from duemq.errors import TopicReplaced
 from duemq.protocol.names import TRACE_TOPIC
 from duemq.v1.message_pb2 import Record
 from duemq_analytics.lake import landing
@@ -31,9 +33,9 @@ def cluster():
         yield served
 
 
-def land(spark, cluster, lake, per_trigger=10_000):
+def land(spark, cluster, lake, per_trigger=10_000, **how):
     batches = []
-    wanted = Landing(cluster.address, TRACE_TOPIC, lake, None, per_trigger, timeout_s=60)
+    wanted = Landing(cluster.address, TRACE_TOPIC, lake, None, per_trigger, timeout_s=60, **how)
     landing.start(spark, wanted, batches.append).awaitTermination()
     return batches
 
@@ -69,7 +71,7 @@ def test_each_run_goes_on_where_the_last_one_ended(spark, cluster, tmp_path):
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(26))
     table = ParquetSpans(tmp_path)
     assert table.totals() == {"spans": 260, "undecodable": 1}
-    assert table.ends() == {"broker-0": {"0": 22, "1": 11, "2": 1}}
+    assert table.topic_ends() == {"0": {"broker-0": {"0": 22, "1": 11, "2": 1}}}
     assert table.read(spark).count() == 260
     assert table.read(spark, [third.key]).count() == 20
 
@@ -87,6 +89,20 @@ def test_a_lost_checkpoint_repeats_nothing(spark, cluster, tmp_path, what):
     (batch,) = land(spark, cluster, tmp_path)
     assert batch.spans == 10
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(4))
+
+
+def test_a_lost_checkpoint_passes_nothing_over_of_a_topic_made_anew(spark, cluster, tmp_path):
+    cluster.topics[TRACE_TOPIC] = [FakeQueue([record(0)])]
+    cluster.topic_id = 7
+    (batch,) = land(spark, cluster, tmp_path)
+    assert batch.topic_ids == {"broker-0": 7}
+    shutil.rmtree(tmp_path / "_checkpoint")
+    cluster.topics[TRACE_TOPIC] = [FakeQueue([record(1), record(2)])]
+    cluster.topic_id = 9
+    with pytest.raises(TopicReplaced, match="made anew since offset 1"):
+        land(spark, cluster, tmp_path)
+    (batch,) = land(spark, cluster, tmp_path, fail_on_data_loss=False)
+    assert (batch.topic_ids, landed(tmp_path)) == ({"broker-0": 9}, span_ids(range(3)))
 
 
 def test_compaction_keeps_what_is_landed_and_drops_old_hours(spark, cluster, tmp_path):
@@ -108,7 +124,7 @@ def test_compaction_keeps_what_is_landed_and_drops_old_hours(spark, cluster, tmp
     assert kept.expired == 3
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(12, 25))
     assert table.totals()["spans"] == 250
-    assert table.ends() == {"broker-0": {"0": 25}}
+    assert table.topic_ends() == {"0": {"broker-0": {"0": 25}}}
 
 
 @pytest.mark.timeout(900)

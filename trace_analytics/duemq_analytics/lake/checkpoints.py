@@ -50,12 +50,26 @@ def any_done(checkpoint: Path) -> bool:
     return any(path.name.isdecimal() for path in (checkpoint / "commits").glob("*"))
 
 
+def any_planned(checkpoint: Path) -> bool:
+    """Whether a micro-batch was planned: the query goes on from its offsets."""
+    return any(path.name.isdecimal() for path in (checkpoint / "offsets").glob("*"))
+
+
 def plan_of(checkpoint: Path, number: int) -> str:
     """Names the offsets of a micro-batch, which Spark writes down before it runs; "": not found."""
     try:
         return hashlib.sha256((checkpoint / "offsets" / str(number)).read_bytes()).hexdigest()
     except FileNotFoundError:
         return ""
+
+
+def topic_ids_of(checkpoint: Path, number: int) -> dict[str, int]:
+    """Broker → of which topic its offsets are, of a micro-batch that was planned.
+
+    Its one source's offsets are the last line of what Spark writes down: `stream_offsets`.
+    """
+    *_, offsets = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
+    return {broker: each["topic_id"] for broker, each in json.loads(offsets).items()}
 
 
 def query_of(checkpoint: Path) -> str:

@@ -4,29 +4,36 @@
 
 Killed anywhere, the next run repeats the micro-batch whose checkpoint is missing, with the same
 offsets: it replaces what was written without a commit, and what has one stays.  If the checkpoint
-itself is lost, a new query begins where the commits end.
+itself is lost, a new query begins where the commits of the same topic end.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from duemq_analytics import options
 from duemq_analytics.lake.checkpoints import (
     CHECKPOINT,
+    any_planned,
     drop_torn,
     make_durable,
     plan_of,
     query_of,
+    topic_ids_of,
 )
 from duemq_analytics.lake.parquet_spans import ParquetSpans
-from duemq_analytics.lake.span_table import Batch
+from duemq_analytics.lake.span_table import NOT_TOLD, Batch, Ends, TopicEnds, merged_ends
 from duemq_analytics.lake.span_writer import MESSAGES_SCHEMA
+from duemq_analytics.options import Options
+from duemq_analytics.source import stream_offsets
+from duemq_analytics.source.client import QueueClient
+from duemq_analytics.source.plan import QueueBounds
 
 MESSAGES_PER_TRIGGER = 10_000
 """Of the trace topic in one micro-batch; each holds up to 512 spans."""
@@ -63,11 +70,12 @@ def start(spark: SparkSession, landing: Landing, said: Callable[[Batch], None]) 
         make_durable(checkpoint, number)
         # A file a task and hour: few tasks make few files.
         key = f"{query_of(checkpoint)}-{number:010}"
-        said(table.land(key, messages.coalesce(tasks), plan_of(checkpoint, number)))
+        plan, topic_ids = plan_of(checkpoint, number), topic_ids_of(checkpoint, number)
+        said(table.land(key, messages.coalesce(tasks), plan, topic_ids))
 
     writer = (
         spark.readStream.format("duemq")
-        .options(**_options(landing, table))
+        .options(**_options(landing, table.topic_ends()))
         .schema(MESSAGES_SCHEMA)
         .load()
         .writeStream.queryName("duemq trace land")
@@ -79,15 +87,37 @@ def start(spark: SparkSession, landing: Landing, said: Callable[[Batch], None]) 
     return writer.trigger(processingTime=f"{landing.every_s} seconds").start()
 
 
-def _options(landing: Landing, table: ParquetSpans) -> dict[str, str]:
-    ends = table.ends()
-    return {
+def _options(landing: Landing, ends: TopicEnds) -> dict[str, str]:
+    given = {
         "nameserver": landing.nameserver,
         "topic": landing.topic,
-        # Only a new query looks at it: see above.
-        "startingOffsets": json.dumps(ends) if ends else "earliest",
         "maxOffsetsPerTrigger": str(landing.messages_per_trigger),
         "maxRecordsPerPartition": str(MESSAGES_PER_TASK),
         "failOnDataLoss": str(landing.fail_on_data_loss).lower(),
         "timeoutSeconds": str(landing.timeout_s),
     }
+    if ends and not any_planned(landing.lake / CHECKPOINT):
+        settings = options.parse(given)
+        with QueueClient.of(settings) as client:
+            starts = starts_of(ends, client.queues(settings), settings)
+        given["startingOffsets"] = json.dumps(starts)
+    return given
+
+
+def starts_of(ends: TopicEnds, queues: Sequence[QueueBounds], settings: Options) -> Ends:
+    """Where a new query begins: how far the topic that is there was landed, else at its beginning.
+
+    Raises TopicReplaced where only an earlier one of its name was: the end of that is gone, perhaps
+    before it was landed.  With `failOnDataLoss=false` only warns.
+    """
+    of_any = merged_ends(ends.values())
+    starts = {**of_any}
+    for broker, topic_id in {queue.broker: queue.topic_id for queue in queues}.items():
+        of_it = [ends[each] for each in (NOT_TOLD, str(topic_id)) if each in ends]
+        if topic_id and broker in of_any:
+            starts[broker] = merged_ends(of_it).get(broker, {})
+    for queue in queues:
+        earlier = of_any.get(queue.broker, {}).get(str(queue.queue))
+        if earlier is not None and not starts[queue.broker]:
+            stream_offsets.lost(earlier, queue, settings, replaced=True)
+    return starts

@@ -28,7 +28,15 @@ from duemq.errors import Corrupt, Unavailable
 from duemq_analytics.lake.checkpoints import CHECKPOINT, any_done, query_of
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_files import ParquetFile, merged
-from duemq_analytics.lake.span_table import Batch, Compacted, Ends, File, merged_ends
+from duemq_analytics.lake.span_table import (
+    NOT_TOLD,
+    Batch,
+    Compacted,
+    File,
+    TopicEnds,
+    merged_ends,
+    merged_topic_ends,
+)
 from duemq_analytics.lake.span_writer import write_messages
 from duemq_analytics.source import schema
 
@@ -51,7 +59,7 @@ class Base:
     """Keys whose commits may still be there."""
     replaced: tuple[str, ...] = ()
     """Files to delete."""
-    ends: Ends = field(default_factory=dict)
+    topic_ends: TopicEnds = field(default_factory=dict)
     spans: int = 0
     undecodable: int = 0
     """Landed by the batches taken up, what has expired included."""
@@ -111,7 +119,13 @@ class ParquetSpans:
             return any_done(checkpoint)
         return any(_finished(self._lake / table) for table in _TABLES)
 
-    def land(self, key: str, messages: DataFrame, plan: str = "") -> Batch:
+    def land(
+        self,
+        key: str,
+        messages: DataFrame,
+        plan: str = "",
+        topic_ids: Mapping[str, int] | None = None,
+    ) -> Batch:
         """See SpanTable."""
         if not self._repeated and (earlier := self._landed(key, plan)):
             self._repeated = True
@@ -119,7 +133,7 @@ class ParquetSpans:
         write = partial(write_messages, self._lake, key)
         # As rows, not by mapInArrow, which wants pandas: a row is a message of up to 512 spans.
         rows = messages.rdd.mapPartitionsWithIndex(write).collect()
-        batch = replace(_batch_of(key, rows), plan=plan)
+        batch = replace(_batch_of(key, rows), plan=plan, topic_ids=topic_ids or {})
         self._commits.put(key, batch.as_json())
         if not self._repeated:  # Only the first one of a run can have been begun before.
             self._drop_earlier(batch)
@@ -163,10 +177,11 @@ class ParquetSpans:
             return spark.createDataFrame([], columns)
         return spark.read.schema(columns).parquet(*(str(self._lake / f.path) for f in files))
 
-    def ends(self) -> Ends:
+    def topic_ends(self) -> TopicEnds:
         """See SpanTable."""
         there = self.snapshot()
-        return merged_ends([there.base.ends, *(batch.ends for batch in there.batches)])
+        found = [there.base.topic_ends, *(batch.topic_ends for batch in there.batches)]
+        return merged_topic_ends(found)
 
     def totals(self) -> Mapping[str, int]:
         """See SpanTable."""
@@ -200,7 +215,7 @@ class ParquetSpans:
             quarantine=tuple(path for path in quarantine if not _expired(path, keep_from)),
             absorbed=tuple(batch.key for batch in taken),
             replaced=(*replaced, *expired),
-            ends=merged_ends([base.ends, *(batch.ends for batch in taken)]),
+            topic_ends=merged_topic_ends([base.topic_ends, *(batch.topic_ends for batch in taken)]),
             spans=base.spans + sum(batch.spans for batch in taken),
             undecodable=base.undecodable + sum(batch.undecodable for batch in taken),
             compactions=base.compactions + 1,
@@ -228,6 +243,8 @@ class ParquetSpans:
         except FileNotFoundError:
             return Base()
         content.pop("version")
+        if (of_any := content.pop("ends", None)) is not None:  # of an older version
+            content["topic_ends"] = {NOT_TOLD: of_any}
         content["files"] = tuple(File(**each) for each in content["files"])
         for name in ("quarantine", "absorbed", "replaced"):
             content[name] = tuple(content[name])

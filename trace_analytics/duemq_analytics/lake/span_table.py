@@ -7,7 +7,7 @@ transaction that replaces the rows of its key.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -15,6 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 Ends = dict[str, dict[str, int]]
 """Broker → queue → the offset after the last one landed, as option startingOffsets takes them."""
+
+TopicEnds = dict[str, Ends]
+"""By the topic's id, which is another one once it was made anew; `NOT_TOLD`: of any."""
+
+NOT_TOLD = "0"
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,21 @@ class Batch:
     undecodable: int
     plan: str = ""
     """Names the messages that it was to be of; "": not told (an older version)."""
+    topic_ids: Mapping[str, int] = field(default_factory=dict)
+    """Broker → of which topic of this name its offsets are; not named: not told (likewise)."""
 
     @property
     def spans(self) -> int:
         """Landed in it."""
         return sum(file.rows for file in self.files)
+
+    @property
+    def topic_ends(self) -> TopicEnds:
+        """`ends` by topic."""
+        found: TopicEnds = {}
+        for broker, queues in self.ends.items():
+            found.setdefault(str(self.topic_ids.get(broker, 0)), {})[broker] = queues
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """Of which `of_json` makes it again."""
@@ -63,6 +78,7 @@ class Batch:
             content["ends"],
             content["undecodable"],
             content.get("plan", ""),
+            content.get("topic_ids", {}),
         )
 
 
@@ -79,7 +95,13 @@ class Compacted:
 class SpanTable(Protocol):
     """Spans as they were landed, and what could not be decoded."""
 
-    def land(self, key: str, messages: DataFrame, plan: str = "") -> Batch:
+    def land(
+        self,
+        key: str,
+        messages: DataFrame,
+        plan: str = "",
+        topic_ids: Mapping[str, int] | None = None,
+    ) -> Batch:
         """Writes the spans of trace messages (broker, queue, offset, body, store_ts) as one batch.
 
         All of it or nothing, in place of an earlier batch of this key.  If that is of the same
@@ -92,8 +114,8 @@ class SpanTable(Protocol):
     def read(self, spark: SparkSession, batches: Collection[str]) -> DataFrame:
         """The spans of batches, by their keys."""
 
-    def ends(self) -> Ends:
-        """How far the trace topic has been landed."""
+    def topic_ends(self) -> TopicEnds:
+        """How far the trace topic, and earlier ones of its name, have been landed."""
 
     def compact(
         self, spark: SparkSession, settled: Collection[str], keep_from: datetime | None
@@ -105,6 +127,15 @@ class SpanTable(Protocol):
 
     def totals(self) -> Mapping[str, int]:
         """spans, undecodable: landed so far, what expired included."""
+
+
+def merged_topic_ends(ends: Iterable[TopicEnds]) -> TopicEnds:
+    """The furthest offsets of all, topic by topic."""
+    found: dict[str, list[Ends]] = {}
+    for each in ends:
+        for topic_id, of_topic in each.items():
+            found.setdefault(topic_id, []).append(of_topic)
+    return {topic_id: merged_ends(of_topic) for topic_id, of_topic in found.items()}
 
 
 def merged_ends(ends: Iterable[Ends]) -> Ends:

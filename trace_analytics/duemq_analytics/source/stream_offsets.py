@@ -92,7 +92,7 @@ def between(
         if until is None or at >= until:
             continue
         if _replaced(end, bounds):  # since it was planned: nothing of that is there
-            _lost(until, bounds, options, replaced=True)
+            lost(until, bounds, options, replaced=True)
             continue
         found.append(bounds.between(at, until))
     _require_all(start, end, {_of(bounds) for bounds in queues}, options)
@@ -111,32 +111,8 @@ def keys_of(offsets: Offsets) -> list[Queue]:
     return [(broker, int(q)) for broker, each in offsets.items() for q in each["queues"]]
 
 
-def _begun(start: Offsets, queues: Sequence[QueueBounds], options: Options) -> dict[Queue, int]:
-    """Where each queue is, known ones and new ones."""
-    begun = {key: offset_of(start, key) or 0 for key in keys_of(start)}
-    for bounds in queues:
-        at = offset_of(start, _of(bounds))
-        begun[_of(bounds)] = bounds.first if at is None else _checked(start, at, bounds, options)
-    return begun
-
-
-def _checked(start: Offsets, at: int, bounds: QueueBounds, options: Options) -> int:
-    """`at` if its records are there; what is gone fails the stream or, allowed, is passed over."""
-    replaced = _replaced(start, bounds)
-    if not replaced and bounds.first <= at <= bounds.past:
-        return at
-    _lost(at, bounds, options, replaced=replaced)
-    return bounds.first if replaced or at < bounds.first else bounds.past
-
-
-def _replaced(offsets: Offsets, bounds: QueueBounds) -> bool:
-    """Whether they are of an earlier topic of this name than the one that is there."""
-    known = offsets[bounds.broker]["topic_id"]
-    return bool(known and bounds.topic_id and known != bounds.topic_id)
-
-
-def _lost(offset: int, bounds: QueueBounds, options: Options, *, replaced: bool) -> None:
-    """Raises, or warns where data may be lost."""
+def lost(offset: int, bounds: QueueBounds, options: Options, *, replaced: bool) -> None:
+    """Raises OffsetOutOfRange or TopicReplaced, or warns where data may be lost."""
     place = f"{options.topic}/{bounds.queue} on broker {bounds.broker!r}"
     if replaced:
         said = f"{place}: the topic was deleted and made anew since offset {offset} was read"
@@ -151,6 +127,30 @@ def _lost(offset: int, bounds: QueueBounds, options: Options, *, replaced: bool)
             limit=f"{bounds.first}..{bounds.past}",
         )
     _logger.warning("%s", said)
+
+
+def _begun(start: Offsets, queues: Sequence[QueueBounds], options: Options) -> dict[Queue, int]:
+    """Where each queue is, known ones and new ones."""
+    begun = {key: offset_of(start, key) or 0 for key in keys_of(start)}
+    for bounds in queues:
+        at = offset_of(start, _of(bounds))
+        begun[_of(bounds)] = bounds.first if at is None else _checked(start, at, bounds, options)
+    return begun
+
+
+def _checked(start: Offsets, at: int, bounds: QueueBounds, options: Options) -> int:
+    """`at` if its records are there; what is gone fails the stream or, allowed, is passed over."""
+    replaced = _replaced(start, bounds)
+    if not replaced and bounds.first <= at <= bounds.past:
+        return at
+    lost(at, bounds, options, replaced=replaced)
+    return bounds.first if replaced or at < bounds.first else bounds.past
+
+
+def _replaced(offsets: Offsets, bounds: QueueBounds) -> bool:
+    """Whether they are of an earlier topic of this name than the one that is there."""
+    known = offsets[bounds.broker]["topic_id"]
+    return bool(known and bounds.topic_id and known != bounds.topic_id)
 
 
 def _require_all(start: Offsets, end: Offsets, there: Collection[Queue], options: Options) -> None:

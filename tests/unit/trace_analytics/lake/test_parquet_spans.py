@@ -68,7 +68,7 @@ def test_what_a_killed_run_has_landed_stays_when_the_topic_has_it_no_more(tmp_pa
     assert again.land("q-0000000002", Messages(2), plan="offsets 2 to 3").spans == 1
     table = ParquetSpans(tmp_path)
     assert table.totals() == {"spans": 3, "undecodable": 0}
-    assert table.ends() == {"b": {"0": 3}}
+    assert table.topic_ends() == {"0": {"b": {"0": 3}}}
     assert all((tmp_path / file.path).exists() for file in table.files())
 
 
@@ -119,7 +119,7 @@ def test_a_batch_that_is_planned_anew_takes_the_place_of_the_earlier_one(tmp_pat
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1), plans[0])
     ParquetSpans(tmp_path).land("q-0000000001", Messages(0, 1, 2), plans[1])
     assert ParquetSpans(tmp_path).totals()["spans"] == 3
-    assert ParquetSpans(tmp_path).ends() == {"b": {"0": 3}}
+    assert ParquetSpans(tmp_path).topic_ends() == {"0": {"b": {"0": 3}}}
 
 
 def test_what_a_commit_names_is_there_until_another_takes_its_place(tmp_path, monkeypatch):
