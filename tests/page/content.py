@@ -29,7 +29,7 @@ def page():
     first, last = MINUTE, MINUTE + timedelta(minutes=MINUTES)
     facts = {"spans": 1_234_567, "undecodable": 2, "topics": ["orders", "reminders"]}
     content = Content(
-        facts | {"first": first, "last": last},
+        facts | {"first": first, "last": last, "charted": (first, last), "outside": 1},
         {
             "operations": _operations(rng),
             "end_to_end": [

@@ -97,12 +97,14 @@ def test_a_report_shows_the_time_and_topics_that_were_asked_for(spark, lake, tmp
     assert "No spans were found" in text_of(nothing)[0]
 
 
-def test_a_clock_that_is_years_ahead_makes_no_suspects(spark, tmp_path):
+def test_a_clock_that_is_years_ahead_makes_no_suspects_and_squeezes_no_chart(spark, tmp_path):
     lake = tmp_path / "lake"
     ahead = span("store", 100 * 365 * 24 * 60 * MINUTE_MS)
     landed(lake, "q-0", [send("fresh", 19 * MINUTE_MS), ahead])
     _, text = text_of(made(spark, lake, tmp_path))
     assert "0 sent, never received" in text
+    said = "Charts are over 2023-11-14 22:33:00 to 2023-11-14 22:34:00 UTC; 1 span is years older"
+    assert said in text
 
 
 def test_counted_again_it_says_the_same(spark, lake, tmp_path):

@@ -207,6 +207,18 @@ def test_no_spans_make_a_page_that_says_so(spark, tmp_path):
     assert "No spans were found" in Path(summary.html).read_text()
 
 
+def test_clocks_that_are_wrong_by_years_squeeze_no_chart(spark):
+    spans = frame(spark, send("m", 0), send("m", 9), send("m", -T0_MS), send("m", T0_MS))
+    sent = datetime.fromtimestamp(T0_MS / 1_000, UTC)
+    assert report.facts_of(spans, "start_ts", functions.count("*"), NOW) == {
+        "spans": 4,
+        "first": datetime(1970, 1, 1, tzinfo=UTC),
+        "last": sent + timedelta(milliseconds=T0_MS),
+        "charted": (sent, sent + timedelta(milliseconds=9)),
+        "outside": 2,
+    }
+
+
 def test_a_message_of_the_end_is_a_suspect_once_more_was_read_than_it(spark, tmp_path):
     lost = as_read(frame(spark, send("lost", 0)))
     sent = datetime.fromtimestamp(T0_MS / 1_000, UTC)

@@ -29,6 +29,7 @@ from duemq_analytics.report import (
     Summary,
     bucket_s,
     busiest,
+    facts_of,
     in_order,
     most_frequent,
     seen_until_us,
@@ -69,8 +70,8 @@ def write(
     minutes = aggregates.minutes(spark).where(wanted).cache()
     try:
         with progress.step("merging minutes"):
-            facts = _facts(minutes)
-            fine_s = max(MINUTE_S, bucket_s(facts["first"], facts["last"])) if facts["spans"] else 0
+            facts = _facts(minutes, now)
+            fine_s = max(MINUTE_S, bucket_s(*facts["charted"])) if facts["spans"] else 0
             settled = measures.unreceived_settled(minutes, newest_us)
             merged = measures.merged(settled, sorted({WHOLE_S, fine_s}))
             found = [_shown(row) for row in merged.drop("sketch").toArrow().to_pylist()]
@@ -128,21 +129,13 @@ def files_of(files: Iterable[File], examples: Sequence[Mapping[str, Any]]) -> li
     ]
 
 
-def _facts(minutes: DataFrame) -> Row:
+def _facts(minutes: DataFrame, now: datetime) -> Row:
     of_spans = minutes.where(F.col("measure") == "duration")
-    facts: Row = (
-        of_spans.agg(
-            F.coalesce(F.sum("spans"), F.lit(0)).alias("spans"),
-            F.min("bucket_ts").alias("first"),
-            F.max("bucket_ts").alias("last"),
-        )
-        .toArrow()
-        .to_pylist()[0]
-    )
-    for name in ("first", "last"):
-        facts[name] = charts.moment(facts[name]) if facts[name] is not None else None
-    if facts["last"] is not None:
-        facts["last"] += timedelta(seconds=MINUTE_S)
+    facts = facts_of(of_spans, "bucket_ts", F.sum("spans"), now)
+    if facts["spans"]:
+        minute = timedelta(seconds=MINUTE_S)
+        begin, end = facts["charted"]
+        facts |= {"last": facts["last"] + minute, "charted": (begin, end + minute)}
     return facts
 
 

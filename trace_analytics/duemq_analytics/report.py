@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from duemq_analytics import charts, output
@@ -29,6 +29,7 @@ from duemq_analytics.lake import measures
 from duemq_analytics.page.document import Content, document
 from duemq_analytics.page.tables import ROWS_MAX
 from duemq_analytics.page.waterfalls import chosen
+from duemq_analytics.page.years import AHEAD, charted
 from duemq_analytics.progress import Progress
 from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import contexts_of, places_to_look_at, times_to_look_at
@@ -102,9 +103,9 @@ def write(
     """
     spans, progress = landed.spans, progress or Progress()
     with progress.step("counting spans"):
-        facts = _facts(spans)
+        facts = facts_of(spans, "start_ts", F.count(F.lit(1)), now)
     facts["undecodable"] = landed.undecodable
-    fine_s = bucket_s(facts["first"], facts["last"]) if facts["spans"] else MINUTE_S
+    fine_s = bucket_s(*facts["charted"]) if facts["spans"] else MINUTE_S
     lengths = sorted({WHOLE_S, fine_s, MINUTE_S})
     tables = {
         "operations": operations(spans, lengths),
@@ -202,19 +203,14 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
     )
 
 
-def _facts(spans: DataFrame) -> Row:
-    facts: Row = (
-        spans.agg(
-            F.count(F.lit(1)).alias("spans"),
-            F.min("start_ts").alias("first"),
-            F.max("start_ts").alias("last"),
-        )
-        .toArrow()
-        .to_pylist()[0]
+def facts_of(table: DataFrame, time: str, spans: Column, now: datetime) -> Row:
+    """How many spans there are, over what time, and what of it charts are of: `years.charted`."""
+    ahead = F.col(time) > F.lit(now + AHEAD)
+    years = table.groupBy(F.year(time), ahead.alias("ahead")).agg(
+        spans.alias("spans"), F.min(time).alias("first"), F.max(time).alias("last")
     )
-    for name in ("first", "last"):
-        facts[name] = charts.moment(facts[name]) if facts[name] is not None else None
-    return facts
+    rows = years.toArrow().to_pylist()
+    return charted([row | {n: charts.moment(row[n]) for n in ("first", "last")} for row in rows])
 
 
 def busiest(rows: Sequence[Row]) -> list[str]:

@@ -39,7 +39,7 @@ class Content:
     """What a page is made of."""
 
     facts: Mapping[str, Any]
-    """spans, undecodable, topics, first, last."""
+    """spans, undecodable, topics, first, last, charted, outside (`years.charted`)."""
     rows: Mapping[str, Sequence[Row]]
     """Of operations, end_to_end, lateness, delivery; by bucket_s: WHOLE_S, `fine_s`, minutes."""
     fine_s: int
@@ -57,15 +57,18 @@ def document(content: Content, now: datetime) -> str:
     facts, rows, fine_s = content.facts, content.rows, content.fine_s
     whole = {name: _of(table, WHOLE_S) for name, table in rows.items()}
     charted = facts["topics"][:CHARTED_TOPICS_MAX]
+    undrawn = False
     shown: list[tables.Table] = []
     sections: list[Section] = []
     if facts["spans"]:
-        period = Period(facts["first"], facts["last"], fine_s)
+        begin, end = facts["charted"]
+        period = Period(begin, end, fine_s)
         charts = {name: [*whole[name], *_of(table, fine_s)] for name, table in rows.items()}
+        undrawn = not all(map(period.has, (*charts["end_to_end"], *charts["lateness"])))
         sections = [Section(topic, figures_of(topic, charts, period)) for topic in charted]
         slot_s = max(MINUTE_S, fine_s)
         slots = {name: _of(table, slot_s) for name, table in rows.items()}
-        slot = Period(facts["first"], facts["last"], slot_s).called
+        slot = Period(begin, end, slot_s).called
         kinds = messages.kinds_of_error(content.errors)
         shown = [*tables.of_all_time(whole), kinds, *tables.by_time(slots, slot)]
     totals = {name: sum(row[name] for row in whole["delivery"]) for name in ("unreceived", "twice")}
@@ -74,6 +77,7 @@ def document(content: Content, now: datetime) -> str:
         now=now.astimezone(UTC),
         tiles=tables.tiles(facts, whole),
         sections=sections,
+        undrawn=undrawn,
         left_out=len(facts["topics"]) - len(charted),
         tables=shown,
         messages=messages.tables(content.examples, totals),

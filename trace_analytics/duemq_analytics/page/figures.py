@@ -22,6 +22,8 @@ PERCENTILE_NAMES_MAX = 4
 DRAWN_BEFORE = datetime(9000, 1, 1, tzinfo=UTC)
 """A span can claim any due time up to the year 9999; axes end with it, their margins included."""
 
+_MARGIN = timedelta(days=1)
+
 Name = Callable[[Row], str]
 Value = Callable[[Row], float]
 Figure = Chart | Strips
@@ -42,6 +44,13 @@ class Period:
             if self.bucket_s % seconds == 0:
                 return f"{self.bucket_s // seconds} {unit}"
         return f"{self.bucket_s} s"
+
+    def has(self, row: Row) -> bool:
+        """Whether a row is drawn: messages fall due or were sent a day before or after, too."""
+        if row["bucket_s"] == WHOLE_S:
+            return True
+        at = charts.moment(row["bucket_ts"])
+        return self.first - _MARGIN <= at < min(self.last + _MARGIN, DRAWN_BEFORE)
 
     def buckets(self) -> set[datetime]:
         """Where they begin."""
@@ -71,7 +80,7 @@ class Drawn:
 def figures_of(topic: str, rows: Mapping[str, Sequence[Row]], period: Period) -> list[Figure]:
     """`rows`: of buckets and of all of the time, of the tables operations, end_to_end, lateness."""
     happened, way, late = (
-        [row for row in rows[name] if row["topic"] == topic]
+        [row for row in rows[name] if row["topic"] == topic and period.has(row)]
         for name in ("operations", "end_to_end", "lateness")
     )
     found = _rates(topic, happened, period)
@@ -172,8 +181,8 @@ def _cells(rows: Iterable[Row], name: Name, value: Value) -> dict[str, dict[date
     """By name, the value of each bucket that is drawn."""
     found: dict[str, dict[datetime, float]] = defaultdict(dict)
     for row in rows:
-        if row["bucket_s"] != WHOLE_S and (at := charts.moment(row["bucket_ts"])) < DRAWN_BEFORE:
-            found[name(row)][at] = value(row)
+        if row["bucket_s"] != WHOLE_S:
+            found[name(row)][charts.moment(row["bucket_ts"])] = value(row)
     return found
 
 
