@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 EVERY_DEFAULT = "1m"
 EVERY_MS_MIN = 1_000
 LENGTH_MAX = timedelta(days=36_500)
+KEEP_MIN = timedelta(hours=3)
+"""A minute is counted again up to an hour after it, of messages that were sent up to an hour before
+it; and what is landed is not of this moment."""
+
 MESSAGES_PER_BATCH = 10_000
 """Of the trace topic; each holds up to 512 spans."""
 
@@ -105,9 +109,9 @@ def add_compact(commands: Any) -> None:
     parser.add_argument(
         "--keep",
         metavar="TIME",
-        type=length,
-        help="drop spans, quarantine and minutes of hours that ended so long ago, like 30d "
-        "(default: keep all)",
+        type=kept,
+        help="drop spans, quarantine and minutes of hours that ended so long ago, like 30d, at "
+        "least 3h (default: keep all)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(run=compact)
@@ -121,6 +125,17 @@ def length(text: str) -> timedelta:
         raise argparse.ArgumentTypeError(error.message) from None
     if found > LENGTH_MAX:
         raise argparse.ArgumentTypeError(f"{text!r} is longer than {LENGTH_MAX.days:,} days")
+    return found
+
+
+def kept(text: str) -> timedelta:
+    """A length of time that `compact` may keep; for argparse."""
+    found = length(text)
+    if found < KEEP_MIN:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is shorter than {KEEP_MIN // timedelta(hours=1)}h: minutes that are counted "
+            "again would lack messages"
+        )
     return found
 
 
