@@ -39,7 +39,7 @@ from duemq_server.broker.edge import (
     timer_admin_servicer,
 )
 from duemq_server.broker.edge.admin_servicer import About, AdminServicer
-from duemq_server.broker.edge.broker_servicer import BrokerServicer
+from duemq_server.broker.edge.broker_servicer import BrokerServicer, OnlyMeant
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.coordinator_servicer import CoordinatorServicer
 from duemq_server.broker.edge.group_admin_servicer import GroupAdminServicer
@@ -272,10 +272,10 @@ class Broker:
             ),
             broker_servicer.OVERRIDES,
         )
-        server.add(admin_servicer.SERVICE, admin)
+        server.add(admin_servicer.SERVICE, OnlyMeant(admin, timers))
         server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
-        server.add(group_admin_servicer.SERVICE, group_admin)
-        server.add(message_admin_servicer.SERVICE, self._messages)
+        server.add(group_admin_servicer.SERVICE, OnlyMeant(group_admin, timers))
+        server.add(message_admin_servicer.SERVICE, OnlyMeant(self._messages, timers))
         server.add(timer_admin_servicer.SERVICE, timers)
 
     def _choose_group_store(self) -> GroupFile | GroupLog:

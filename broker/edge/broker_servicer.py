@@ -31,6 +31,32 @@ OVERRIDES = {
 }
 
 
+def check_meant(context: Any, timers: TimerAdminServicer) -> None:
+    """Raises Unavailable if the call says that it is for another broker, InvalidArgument."""
+    for name, value in context.invocation_metadata() or ():
+        if name == STORE_ID:
+            if not (value.isdecimal() and len(value) <= STORE_ID_DIGITS_MAX):
+                raise checks.wrong(STORE_ID, value, "a store id: 64 bits, in decimal")
+            timers.check_meant(int(value))
+
+
+class OnlyMeant:
+    """A servicer of unary methods, without the calls that are for another broker."""
+
+    def __init__(self, servicer: object, timers: TimerAdminServicer) -> None:
+        self._servicer = servicer
+        self._timers = timers
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._servicer, name)
+
+        async def checked(request: Any, context: Any) -> Any:
+            check_meant(context, self._timers)
+            return await method(request, context)
+
+        return checked
+
+
 class BrokerServicer:
     """See protos/duemq/v1/broker.proto."""
 
@@ -49,12 +75,7 @@ class BrokerServicer:
         self._timers = timers
 
     def _check_meant(self, context: Any) -> None:
-        """Raises Unavailable if the call says that it is for another broker, InvalidArgument."""
-        for name, value in context.invocation_metadata() or ():
-            if name == STORE_ID:
-                if not (value.isdecimal() and len(value) <= STORE_ID_DIGITS_MAX):
-                    raise checks.wrong(STORE_ID, value, "a store id: 64 bits, in decimal")
-                self._timers.check_meant(int(value))
+        check_meant(context, self._timers)
 
     async def Send(
         self, request: view_pb2.SendRequestView, context: Any

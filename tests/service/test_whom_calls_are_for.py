@@ -2,17 +2,19 @@
 
 import asyncio
 from dataclasses import replace
+from importlib import import_module
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.message_factory import GetMessageClass
 
 from duemq import aio
 from duemq.errors import InvalidArgument, Unavailable
 from duemq.protocol.route import STORE_ID, RouteCache
 from duemq.transport import status
 from duemq.transport.cluster_client import Client
-from duemq.v1 import broker_pb2
+from duemq.v1 import admin_pb2, broker_pb2
 from duemq_analytics.options import Options
 from duemq_analytics.source import plan
 from duemq_analytics.source.client import QueueClient
@@ -61,6 +63,20 @@ async def test_a_call_for_another_broker_is_refused(method, tmp_path) -> None:
         if method in ("Send", "SendStream"):
             await ask(((STORE_ID, str(own)),))
             assert broker.store.messages_in == 1
+
+
+async def test_nothing_is_administered_at_another_broker(tmp_path) -> None:
+    async with running_broker(tmp_path) as (broker, client):
+        other = ((STORE_ID, str(broker._opened.store_id ^ 1)),)
+        for stub in (client.admin, client.group_admin, client.message_admin):
+            module, name = stub.service
+            service = import_module(module).DESCRIPTOR.services_by_name[name]
+            for method in service.methods:
+                request = GetMessageClass(method.input_type)()
+                with pytest.raises(Unavailable, match="this broker has"):
+                    await first(getattr(stub, method.name)(request, metadata=other))
+        own = ((STORE_ID, str(broker._opened.store_id)),)
+        await first(client.admin.DescribeBroker(admin_pb2.DescribeBrokerRequest(), metadata=own))
 
 
 @pytest.fixture
@@ -181,7 +197,7 @@ async def test_a_reader_of_ranges_takes_no_broker_for_another(cluster, refused, 
             "broker",
             lambda self, name: replace(known(self, name), address=of_b0.address),
         )
-        with pytest.raises(Unavailable, match="broker 'b0' is there, not 'b1'"):
+        with pytest.raises(Unavailable, match=f"not {of_b1.store_id:016x}"):
             await asyncio.to_thread(planned, 0.1)
         with pytest.raises(Unavailable, match=f"not {of_b1.store_id:016x}"):
             await asyncio.to_thread(read, moved, 0.1)

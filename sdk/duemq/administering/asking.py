@@ -13,8 +13,6 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, Generic, TypeVar
 
-import grpc.aio
-
 from duemq.errors import DuemqError, Internal, MissingBroker, PartialAnswer, Unavailable
 from duemq.protocol import checks
 from duemq.protocol.route import Broker
@@ -24,7 +22,7 @@ from duemq.transport.cluster_client import Client
 SHOWN_WITHOUT_TIMEOUT_S = 3.0
 
 T = TypeVar("T")
-Method = Callable[[grpc.aio.Channel, float], Awaitable[T]]
+Method = Callable[..., Awaitable[T]]  # of a channel, seconds and, at brokers, metadata
 Absent = tuple[type[DuemqError], ...]
 
 
@@ -56,7 +54,12 @@ class Asker:
 
     async def at(self, broker: str, method: Method[T], timeout_s: float | None = None) -> T:
         """One broker's answer; asked again until `timeout_s`.  Raises DuemqErrors."""
-        return await self.client.call(lambda: self.client.broker(broker).address, method, timeout_s)
+        find = self.client.broker
+        return await self.client.call(
+            lambda: find(broker).address,
+            lambda *to: method(*to, metadata=find(broker).meant),
+            timeout_s,
+        )
 
     async def each(
         self,

@@ -6,8 +6,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import grpc.aio
-
 from duemq.administering.asking import (
     SHOWN_WITHOUT_TIMEOUT_S,
     Absent,
@@ -92,10 +90,10 @@ class Topics(Asking):
         async def at(broker: str) -> None:
             attempts = 0
 
-            async def attempt(to: grpc.aio.Channel, left_s: float) -> object:
+            async def attempt(*to: object, **more: object) -> object:
                 nonlocal attempts
                 attempts += 1
-                return await methods[broker](to, left_s)
+                return await methods[broker](*to, **more)
 
             try:
                 await self._asker.at(broker, attempt)

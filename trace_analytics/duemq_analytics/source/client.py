@@ -213,19 +213,12 @@ class QueueClient(Closing):
         ]
 
     def _described(self, topic: str, broker: Broker) -> admin_pb2.TopicDescription:
-        """Raises Unavailable, too, if another broker answers, which came up where it was."""
         request = admin_pb2.DescribeTopicRequest(name=topic)
-        described: admin_pb2.TopicDescription = self._client.call(
-            broker.address, lambda to: BrokerAdminStub(to).DescribeTopic, request
+        return self._client.call(
+            broker.address,
+            lambda to: partial(BrokerAdminStub(to).DescribeTopic, metadata=broker.meant),
+            request,
         )
-        if described.broker != broker.name:
-            raise Unavailable(
-                f"{broker.address}: broker {described.broker!r} is there, not {broker.name!r}",
-                field="broker",
-                value=broker.name,
-                limit=described.broker,
-            )
-        return described
 
     def _first(self, topic: str, wanted: QueueRange) -> int:
         """The oldest offset that its queue has now; 0: it is not there."""

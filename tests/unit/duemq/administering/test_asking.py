@@ -40,11 +40,11 @@ class Client(cluster_client.Client):
 
 
 async def test_a_broker_that_is_lost_while_it_is_asked_is_missing_once():
-    async def ask(address, timeout_s):
-        return address
+    async def ask(address, timeout_s, metadata):
+        return address, metadata
 
     answers = await Asker(Client()).each(ask)
-    assert answers.by_broker == {"b1": "b1:1"}
+    assert answers.by_broker == {"b1": ("b1:1", HERE.meant)}
     assert answers.missing == (STORY,)
 
 
