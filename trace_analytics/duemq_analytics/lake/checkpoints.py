@@ -28,21 +28,26 @@ def make_durable(checkpoint: Path, number: int) -> None:
 
 
 def drop_torn(checkpoint: Path) -> None:
-    """Of the last micro-batch, what a power failure has left empty: Spark would not start.
+    """Of the last micro-batch, what a power failure has left empty, or zeros: no job would start.
 
     What was not planned or not done durably is planned or done again.  A checkpoint that does not
     say of which query it is counts as lost: a new one begins where the lake's commits end.
     """
     metadata = checkpoint / "metadata"
-    if metadata.exists() and metadata.stat().st_size == 0:
+    if metadata.exists() and _is_torn(metadata):
         shutil.rmtree(checkpoint)
         return
     for folder in ("offsets", "commits"):
         found = [path for path in (checkpoint / folder).glob("*") if path.name.isdecimal()]
         for path in sorted(found, key=lambda path: int(path.name))[-1:]:
-            if path.stat().st_size == 0:
+            if _is_torn(path):
                 path.unlink()
                 (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def _is_torn(path: Path) -> bool:
+    """Of what had its length and no bytes yet, some file systems make zeros."""
+    return not path.read_bytes().strip(b"\0")
 
 
 def any_done(checkpoint: Path) -> bool:
@@ -64,12 +69,16 @@ def plan_of(checkpoint: Path, number: int) -> str:
 
 
 def topic_ids_of(checkpoint: Path, number: int) -> dict[str, int]:
-    """Broker → of which topic its offsets are, of a micro-batch that was planned.
+    """Broker → of which topic its offsets are, of a micro-batch that was planned; {}: not told.
 
     Its one source's offsets are the last line of what Spark writes down: `stream_offsets`.
     """
-    *_, offsets = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
-    return {broker: each["topic_id"] for broker, each in json.loads(offsets).items()}
+    try:
+        text = (checkpoint / "offsets" / str(number)).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    found = json.loads(text.splitlines()[-1])
+    return {name: each["topic_id"] for name, each in found.items() if isinstance(each, dict)}
 
 
 def query_of(checkpoint: Path) -> str:

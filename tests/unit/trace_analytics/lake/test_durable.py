@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from duemq_analytics.lake.aggregates import Aggregates
-from duemq_analytics.lake.checkpoints import drop_torn, make_durable
+from duemq_analytics.lake.checkpoints import drop_torn, make_durable, topic_ids_of
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_files import ParquetFile
 from duemq_analytics.lake.parquet_spans import ParquetSpans
@@ -83,10 +83,14 @@ def test_a_first_micro_batch_has_none_before_it(tmp_path, synced):
     assert synced(tmp_path / "offsets/0")
 
 
-def test_what_a_power_failure_has_left_empty_is_planned_or_done_again(tmp_path):
+TORN = pytest.mark.parametrize("torn", ["", "\0" * 99], ids=["empty", "zeros"])
+
+
+@TORN
+def test_what_a_power_failure_has_left_empty_is_planned_or_done_again(tmp_path, torn):
     drop_torn(tmp_path)  # there is nothing yet
     write(tmp_path, "offsets/9", "offsets/10", "commits/9")
-    write(tmp_path, "commits/10", content="")
+    write(tmp_path, "commits/10", content=torn)
     drop_torn(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")}
     assert left == {
@@ -95,9 +99,18 @@ def test_what_a_power_failure_has_left_empty_is_planned_or_done_again(tmp_path):
     }
 
 
-def test_a_checkpoint_that_a_power_failure_has_left_without_its_query_is_lost(tmp_path):
+@TORN
+def test_a_checkpoint_that_a_power_failure_has_left_without_its_query_is_lost(tmp_path, torn):
     """Before anything was landed, mostly; else a new query goes on where the commits end."""
     write(tmp_path / "_checkpoint", "offsets/0")
-    write(tmp_path / "_checkpoint", "metadata", content="")
+    write(tmp_path / "_checkpoint", "metadata", content=torn)
     drop_torn(tmp_path / "_checkpoint")
     assert not list(tmp_path.iterdir())
+
+
+def test_of_which_topics_a_micro_batch_is(tmp_path):
+    planned = '{"broker-0":{"topic_id":7,"queues":{"0":3}}}'
+    write(tmp_path, "offsets/3", content=f'v1\n{{"batchWatermarkMs":0}}\n{planned}')
+    assert topic_ids_of(tmp_path, 3) == {"broker-0": 7}
+    write(tmp_path, "offsets/4", content='v2\n{"batchWatermarkMs":0}\n{"source-0":"unknown"}')
+    assert topic_ids_of(tmp_path, 4) == topic_ids_of(tmp_path, 5) == {}
