@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,10 @@ INSTEAD = {"land": "--skip-lost", "report": "trace land --skip-lost, then trace 
 
 BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
+
+PIECES_MAX = 5_000
+"""That a report reads the topic in: every second each process that traces may add a message to it,
+however few spans that has.  Queues round them up, and at most `plan.PARTITIONS_MAX` can be read."""
 
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""
@@ -142,23 +146,25 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     if not session.submitted():
         session.require_java()
     begin = None if arguments.since is None else datetime.now(UTC) - arguments.since
-    spans, starting = _size(arguments, begin)
+    spans, reading = _size(arguments, begin)
     quick = spans <= QUICK_SPANS_MAX
     with Progress(quiet=arguments.json).step("starting Spark"):
         spark = session.start("duemq trace report", scratch, quick=quick)
     try:
-        return _write(arguments, spark, begin, starting)
+        return _write(arguments, spark, begin, reading)
     finally:
         spark.stop()
 
 
-def _size(arguments: argparse.Namespace, begin: datetime | None) -> tuple[int, str]:
-    """About how many spans there are, and `startingOffsets` of those that started since `begin`.
+def _size(
+    arguments: argparse.Namespace, begin: datetime | None
+) -> tuple[int, Mapping[str, object]]:
+    """About how many spans there are, and options to read those that started since `begin`.
 
     Says what is wrong with the source before Java starts.
     """
     if arguments.spans is not None:
-        return _rows_of(arguments.spans), options.EARLIEST
+        return _rows_of(arguments.spans), {}
     starting = options.EARLIEST
     settings = options.parse(
         {"nameserver": arguments.nameserver, "timeoutSeconds": str(REACH_TIMEOUT_S)},
@@ -177,7 +183,10 @@ def _size(arguments: argparse.Namespace, begin: datetime | None) -> tuple[int, s
             f"there are no traces: topic {settings.topic} does not exist. Turn tracing on with "
             "--tracing duemq for services and DUEMQ_TRACING=duemq for clients"
         ) from error
-    return sum(queue.past - queue.first for queue in queues) * BATCH_SPANS_MAX, starting
+    messages = sum(queue.past - queue.first for queue in queues)
+    piece = max(options.TRACE_RECORDS_PER_PARTITION, -(-messages // PIECES_MAX))
+    reading = {"startingOffsets": starting, "maxRecordsPerPartition": piece}
+    return messages * BATCH_SPANS_MAX, reading
 
 
 def _rows_of(folder: str) -> int:
@@ -200,7 +209,7 @@ def _write(
     arguments: argparse.Namespace,
     spark: SparkSession,
     begin: datetime | None = None,
-    starting: str = options.EARLIEST,
+    reading: Mapping[str, object] | None = None,
 ) -> int:
     from py4j.protocol import Py4JError
     from pyarrow import ArrowException
@@ -211,7 +220,7 @@ def _write(
     # Under spark-submit both streams are one: what a program reads must be the result alone.
     progress = Progress(tasks_of(spark), quiet=arguments.json)
     try:
-        landed = _land(arguments, spark, progress, begin, starting)
+        landed = _land(arguments, spark, progress, begin, reading or {})
         summary = report.write(landed, arguments.output, now=datetime.now(UTC), progress=progress)
     except (PySparkException, Py4JError, ArrowException) as error:
         return _failed(arguments, cause(error), 1)
@@ -233,9 +242,9 @@ def _land(
     spark: SparkSession,
     progress: Progress,
     begin: datetime | None,
-    starting: str,
+    reading: Mapping[str, object],
 ) -> Landed:
-    """The spans that started since `begin`; of the topic, from the offsets `starting` on."""
+    """The spans that started since `begin`; of the topic, with the options `reading`."""
     from pyspark.sql import functions as F
 
     from duemq_analytics import report
@@ -249,7 +258,7 @@ def _land(
         spans = spark.read.schema(schema.ddl(schema.SPANS)).parquet(arguments.spans)
         return report.Landed(spans.where(wanted))
     reader = spark.read.format("duemq-spans").option("nameserver", arguments.nameserver)
-    reader = reader.option("topic", arguments.trace_topic).option("startingOffsets", starting)
+    reader = reader.option("topic", arguments.trace_topic).options(**reading)
     rows = reader.option("undecodable", "rows").load()
     kept = rows.where(wanted | rows.undecodable_reason.isNotNull())
     with progress.step("reading spans"):

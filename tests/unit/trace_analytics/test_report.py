@@ -5,9 +5,9 @@ import pytest
 
 from duemq.errors import MissingBroker, PartialAnswer
 from duemq_analytics import __main__ as command
-from duemq_analytics import failures
+from duemq_analytics import failures, options
 from duemq_analytics.report import BUCKETS_S, POINTS_MAX, bucket_s
-from duemq_analytics.source.plan import require_whole
+from duemq_analytics.source.plan import QueueBounds, partitions, ranges, require_whole
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -49,6 +49,23 @@ def test_a_lost_broker_is_said_with_what_can_be_done(tmp_path, monkeypatch, caps
         assert "b2: it fell silent" in text
         assert "(trace land --skip-lost, then trace report --lake)" in text
         assert "failOnDataLoss" not in text
+
+
+@pytest.mark.parametrize("messages", [1, 9_999_999, 400_000_000])
+def test_a_topic_of_many_messages_with_few_spans_is_read_in_as_many_pieces_as_can_be(
+    messages, monkeypatch
+):
+    queues = [QueueBounds("b", "h:1", queue, 7, 7 + messages // 8 + 1) for queue in range(8)]
+    monkeypatch.setattr(command.QueueClient, "queues", lambda *_: queues)
+    arguments = command._parser().parse_args(["report", "--output", "x"])
+    _, reading = command._size(arguments, None)
+    settings = options.parse(
+        {name: str(value) for name, value in reading.items()},
+        topic="%TRACE%",
+        records_per_partition=options.TRACE_RECORDS_PER_PARTITION,
+    )
+    pieces = partitions(ranges(queues, settings), settings.records_per_partition)
+    assert sum(piece.end - piece.start for piece in pieces) == 8 * (messages // 8 + 1)
 
 
 def test_the_reader_s_own_words_are_found_in_sparks_error():

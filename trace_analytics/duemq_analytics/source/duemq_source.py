@@ -35,9 +35,6 @@ from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column
 from duemq_analytics.source.stream_reader import RangePartition, RangeStreamReader
 
-TRACE_RECORDS_PER_PARTITION = 1_000
-"""Each holds up to 512 spans."""
-
 BATCH_ROWS = 10_000
 """Rows gathered into one Arrow batch; more brings nothing."""
 
@@ -202,7 +199,7 @@ class SpanSource(DataSource):
         return options.parse(
             self.options,
             topic=TRACE_TOPIC,
-            records_per_partition=TRACE_RECORDS_PER_PARTITION,
+            records_per_partition=options.TRACE_RECORDS_PER_PARTITION,
             names=options.SPAN_NAMES,
         )
 
