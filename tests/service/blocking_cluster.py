@@ -48,8 +48,8 @@ class FakeCluster:
         """Other brokers, of which the nameserver says that they are lost."""
         self.before: list[nameserver_pb2.BrokerInstance] = []
         """Further brokers, which are listed in front of it."""
-        self.topic_id = 0
-        """Of all topics; 0: not told, as by an older broker."""
+        self.topic_id = self.store_id = 0
+        """Of all topics, and of the broker; 0: not told, as by older servers."""
         self.unavailable_calls = 0
         """So many calls fail before they do anything."""
         self.lost_answers = 0
@@ -64,7 +64,11 @@ class FakeCluster:
         yield nameserver_pb2.RouteUpdate(
             whole=True,
             routes=[self._route(topic) for topic in request.topics if topic in self.topics],
-            brokers=[nameserver_pb2.BrokerInstance(name=self.broker, address=self.address)],
+            brokers=[
+                nameserver_pb2.BrokerInstance(
+                    name=self.broker, address=self.address, store_id=self.store_id
+                )
+            ],
             lost_brokers=self.lost,
         )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from duemq.errors import PartialAnswer, TopicNotFound, Unavailable
+from duemq.errors import PartialAnswer, TopicNotFound, TopicReplaced, Unavailable
 from duemq.protocol.route import Broker
 from duemq.v1.message_pb2 import Record
 from duemq.v1.nameserver_pb2 import BrokerInstance
@@ -110,6 +110,10 @@ def test_a_broker_that_has_moved_is_found_where_it_is_now(cluster, monkeypatch):
 
 
 def test_another_broker_of_the_name_is_not_taken_for_the_one_that_was_planned(cluster):
+    cluster.store_id = 8
     wanted = QueueRange("broker-0", DEAD, 0, 0, 3, store_id=7)
-    with QueueClient((cluster.address,), timeout_s=0.1) as client, pytest.raises(Unavailable):
+    with (
+        QueueClient((cluster.address,), timeout_s=60) as client,
+        pytest.raises(TopicReplaced, match="came back with another store"),
+    ):
         list(client.read("orders", wanted))

@@ -22,6 +22,7 @@ from duemq.errors import (
     OffsetOutOfRange,
     PartialAnswer,
     TopicNotFound,
+    TopicReplaced,
     Unavailable,
 )
 from duemq.protocol.route import Broker, RouteCache
@@ -270,14 +271,26 @@ class QueueClient(Closing):
         return self._retried(attempt)
 
     def _look_up(self, topic: str, broker: Broker) -> None:
-        """Where it is now; where nobody tells, it stays where it was."""
+        """Where it is now; where nobody tells, it stays where it was.
+
+        Raises TopicReplaced if another one has its name by now: its offsets are others.
+        """
         try:
             known = self._routes(topic).broker(broker.name)
         except DuemqError as error:
             _logger.info("broker %s is asked where it was: %s", broker.name, error)
             return
-        if known is not None and known.store_id == broker.store_id:
-            self._moved[broker.name] = known.address
+        if known is None:
+            return
+        if 0 not in (known.store_id, broker.store_id) and known.store_id != broker.store_id:
+            raise TopicReplaced(
+                f"topic {topic!r} on broker {broker.name!r} is not what was planned: the broker "
+                "came back with another store",
+                field="store_id",
+                value=broker.store_id,
+                limit=known.store_id,
+            )
+        self._moved[broker.name] = known.address
 
     def _retried(self, call: Callable[[], T]) -> T:
         return retrying.until_blocking(time.monotonic() + self._timeout_s, call)
