@@ -49,13 +49,13 @@ class Calling:
     ) -> BaseException | None:
         """Answers what the callback raised, an exit too.  `span`: as of `watch`, or `self.span`.
 
-        Raises only what is not of the callback's making, but is to end this task.
+        Raises only what is not of the callback's making, but ends the loop.
         """
         try:
             with _NOT_WATCHED if span is None else span(messages):
                 check_ran(await self.callback(argument))
         except BaseException as error:
-            if _ends_the_task(error):
+            if _ends_the_loop(error):
                 raise
             return error
         return None
@@ -90,14 +90,8 @@ class Calling:
         )
 
 
-def _ends_the_task(error: BaseException) -> bool:
-    """It was cancelled, or closed after its loop; or Ctrl-C ends the program."""
+def _ends_the_loop(error: BaseException) -> bool:
+    """It is closed without one, after its own has ended; or Ctrl-C ends the program."""
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # no loop runs here
-            return True
-        return task is not None and task.cancelling() > 0
-    return False
+    return isinstance(error, GeneratorExit) and not asyncio._get_running_loop()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from duemq.consumer.delivery.calling import Calling, check_ran
+from duemq.consumer.delivery.workers import task_cancelled
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk, ProcessQueue
 from duemq.message import Message
@@ -160,6 +161,7 @@ class Caller(Calling):
                 walk.next += 1
             else:
                 _failed(work, [message], error)
+                walk.stopped |= task_cancelled()
 
     async def _await_batch(self, work: Work) -> None:
         messages = work.chunk.messages

@@ -11,7 +11,7 @@ from math import inf
 from duemq.consumer.delivery.calling import Calling, check_ran
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.order_lanes import OrderLanes, Segment
-from duemq.consumer.delivery.workers import Callback
+from duemq.consumer.delivery.workers import Callback, task_cancelled
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.message import Message
@@ -158,8 +158,10 @@ class OrderedCaller(Calling):
                 if error is None:
                     entry.finish()
                     segment.done += 1
-                elif not _failed(segment, 1, error):
-                    break
+                else:
+                    run.stopped |= task_cancelled()
+                    if not _failed(segment, 1, error):
+                        break
 
     async def _await_lists(self, run: OrderedRun) -> None:
         for segment in run.segments:

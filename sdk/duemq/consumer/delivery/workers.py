@@ -6,6 +6,7 @@ drops a queue and then finds nothing of it running knows that no callback runs o
 """
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections import deque
@@ -85,7 +86,7 @@ class Calls(Protocol[T_contra]):
         ...
 
     async def call_async(self, work: T_contra) -> None:
-        """In a task.  Raises nothing but CancelledError."""
+        """In a task, and no further once that is cancelled.  Raises nothing."""
         ...
 
 
@@ -215,24 +216,33 @@ class ThreadWorkers(Generic[T]):
 
 
 class TaskWorkers(Generic[T]):
-    """Tasks on one asyncio queue, for callbacks that are coroutine functions."""
+    """Tasks on one asyncio queue, for callbacks that are coroutine functions.
+
+    A task that is cancelled ends, and another takes its place: it may have been the callback.
+    The task that starts it is none of theirs: where the whole loop is cancelled, nothing begins.
+    """
 
     def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
         self._caller = caller
         self._ended = ended
         self._todo: asyncio.Queue[T | None] = asyncio.Queue()
         self._hands: _Hands[T] = _Hands(count)
-        self._made = 0
+        self._idle: asyncio.Queue[_Hand[T]] = asyncio.Queue()  # without a task
+        self._keeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Starts the tasks."""
         for hand in self._hands.all:
-            self._start(hand)
+            self._idle.put_nowait(hand)
+        self._keeper = asyncio.create_task(self._keep())
 
-    def _start(self, hand: _Hand[T]) -> None:
-        name = f"duemq-consumer-{self._made}"
-        self._made += 1
-        hand.worker = asyncio.create_task(self._run(hand), name=name)
+    async def _keep(self) -> None:
+        for made in itertools.count():
+            hand = await self._idle.get()
+            if (work := hand.work) is not None:
+                hand.work = None
+                self._ended(work)
+            hand.worker = asyncio.create_task(self._run(hand), name=f"duemq-consumer-{made}")
 
     def submit(self, work: T) -> None:
         """Queues work."""
@@ -250,16 +260,17 @@ class TaskWorkers(Generic[T]):
             return
         given_up, fresh = replaced
         given_up.worker.cancel()
-        self._start(fresh)
+        self._idle.put_nowait(fresh)
 
     async def stop(self, timeout_s: float) -> None:
         """Cancels callbacks that do not return in time."""
+        if self._keeper is None:
+            return
+        self._keeper.cancel()
         hands = self._hands.all
-        tasks = [hand.worker for hand in hands if hand.worker is not None]
+        tasks = [self._keeper, *(hand.worker for hand in hands if hand.worker is not None)]
         for _ in hands:
             self._todo.put_nowait(None)
-        if not tasks:
-            return
         _, late = await asyncio.wait(tasks, timeout=timeout_s)
         for task in late:
             task.cancel()
@@ -275,13 +286,26 @@ class TaskWorkers(Generic[T]):
         return current is not None and any(hand.worker is current for hand in self._hands.all)
 
     async def _run(self, hand: _Hand[T]) -> None:
-        while not hand.given_up and (work := await self._todo.get()) is not None:
-            hand.work = work
-            work.running = True
-            if not work.pending.dropped:
-                await self._caller.call_async(work)
-            hand.work = None
-            self._ended(work)
+        try:
+            while not hand.given_up and (work := await self._todo.get()) is not None:
+                hand.work = work
+                work.running = True
+                if not work.pending.dropped:
+                    await self._caller.call_async(work)
+                if task_cancelled():
+                    raise asyncio.CancelledError
+                hand.work = None
+                self._ended(work)
+        except asyncio.CancelledError:
+            if not hand.given_up:
+                self._idle.put_nowait(hand)
+            raise
+
+
+def task_cancelled() -> bool:
+    """The task that runs this was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def is_async(callback: Callback) -> bool:
