@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
-from duemq.consumer.delivery.workers import Callback
+from duemq.consumer.delivery.workers import Callback, is_async
 from duemq.message import Message
 from duemq.outcomes import errors_of
 from duemq.tracing import meters, processing, spans
@@ -39,7 +40,8 @@ class Calling:
     def __init__(self, callback: Callback, *, batch: bool, group: str, client_id: str) -> None:
         """`batch`: it gets lists."""
         # It may sort or empty a list: it gets a copy.
-        self.callback = (lambda messages: callback(list(messages))) if batch else callback
+        given = (lambda messages: callback(list(messages))) if batch else callback
+        self.callback = given if is_async(callback) else _alone(given)
         self.batch = batch
         self._group = group
         self._client_id = client_id
@@ -88,6 +90,11 @@ class Calling:
         return processing.process(
             messages, group=self._group, client_id=self._client_id, blame=errors_of
         )
+
+
+def _alone(call: Callback) -> Callback:
+    """What it sets in its context is not for the next."""
+    return lambda argument: copy_context().run(call, argument)
 
 
 def _ends_the_loop(error: BaseException) -> bool:

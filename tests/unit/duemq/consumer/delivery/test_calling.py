@@ -1,5 +1,6 @@
 """Of many callbacks it is asked once whether anybody traces or measures them; lists are copies."""
 
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
@@ -77,6 +78,22 @@ async def test_by_a_task_in_order(asked):
     given = run()
     await caller(callback, OrderedCaller, Lease.forever(lambda: 0.0)).call_async(given)
     assert ([segment.done for segment in given.segments], len(asked)) == ([COUNT], 1)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_what_a_callback_sets_in_its_context_is_not_for_the_next(batch):
+    customer, seen = ContextVar("customer", default="nobody"), []
+
+    def callback(given):
+        seen.append(customer.get())
+        customer.set("somebody")
+
+    first, second = work(), run()
+    caller(callback, batch=batch).call(first)
+    caller(callback, batch=batch).call(Work(first.source, first.chunk, (0,)))
+    caller(callback, OrderedCaller, Lease.forever(lambda: 0.0), batch=batch).call(second)
+    assert set(seen) == {"nobody"}
+    assert customer.get() == "nobody"
 
 
 class Changing:
