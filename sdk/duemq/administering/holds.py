@@ -118,7 +118,7 @@ def older_ms_of(policy: str, older_than: Delay | None) -> int:
 def check_named(topic: str, key_prefix: str) -> None:
     """Raises InvalidArgument unless that may be held."""
     names.check_topic(topic)
-    if key_prefix:
+    if key_prefix != "":
         timer_keys.check_keyed_topic(topic)
         timer_keys.check_timer_key(key_prefix, "key_prefix")
 

@@ -67,18 +67,15 @@ def extras_of(
 ) -> Extras:
     """Raises InvalidArgument for what is not text, TooLarge beyond PROPERTIES_BYTES_DEFAULT."""
     encoded, tag_hash, key_hash = b"", 0, 0
-    if key:
-        text = _utf8("key", key)
+    if key is not None and (text := _utf8("key", key)):
         encoded = b"\x1a" + varint(len(text)) + text
         key_hash = text_hash(text)
-    if tag:
-        text = _utf8("tag", tag)
+    if tag is not None and (text := _utf8("tag", tag)):
         encoded += b"\x22" + varint(len(text)) + text
         tag_hash = text_hash(text)
-    if ordering_key:
-        text = _utf8("ordering_key", ordering_key)
+    if ordering_key is not None and (text := _utf8("ordering_key", ordering_key)):
         encoded += b"\x2a" + varint(len(text)) + text
-    if properties:
+    if properties is not None:
         if not isinstance(properties, Mapping):
             raise checks.wrong("properties", properties, "a mapping of text to text")
         encoded += b"".join(
@@ -93,8 +90,7 @@ def extras_of(
             value=len(encoded),
             limit=PROPERTIES_BYTES_DEFAULT,
         )
-    if timer_key:
-        text = _utf8("timer_key", timer_key)
+    if timer_key is not None and (text := _utf8("timer_key", timer_key)):
         encoded += b"\x5a" + varint(len(text)) + text
     traced = properties is not None and not _TRACING.isdisjoint(properties)
     return Extras(encoded, tag_hash, key_hash, traced)

@@ -75,7 +75,7 @@ class Intake:
         extras = due = parent = None
         labels = NO_LABELS
         queue: Queue | str | None = None
-        if key or tag or ordering_key or properties:
+        if not (key is tag is ordering_key is properties is None):
             labels = (key, tag, properties)
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
@@ -238,9 +238,8 @@ def has_timer_keys(chunk: Chunk) -> bool:
 
 def _extras_and_due(message: Outgoing) -> tuple[Extras | None, Due | None]:
     """Of a message's options.  Raises InvalidArgument, TooLarge."""
-    extras = None
-    if message.key or message.tag or message.ordering_key or message.properties:
-        extras = extras_of(message.key, message.tag, message.ordering_key, message.properties)
+    labels = message.key, message.tag, message.ordering_key, message.properties
+    extras = None if labels == (None,) * 4 else extras_of(*labels)
     return extras, due_of(message.delay, message.deliver_at, message.delay_level)
 
 

@@ -1,10 +1,12 @@
-"""How what is given to `send_many` is cut."""
+"""What is given to `send`, and how what is given to `send_many` is cut."""
 
 import pytest
 
+from duemq.errors import InvalidArgument
 from duemq.message import Outgoing
 from duemq.producing.intake import FIRST_CHUNK_MESSAGES, LOOK_MESSAGES, Intake
 from duemq.producing.outbox import Outbox
+from duemq.testing import MemoryCluster
 
 FRAME_BYTES = 100_000
 
@@ -33,3 +35,30 @@ def test_messages_of_one_length_fill_frames(intake, kind):
     full = FRAME_BYTES // 100
     assert sum(map(len, got)) == 5_000
     assert {len(chunk) for chunk in got[1:-1]} == {full}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("key", 0), ("tag", b""), ("ordering_key", 0), ("properties", []), ("properties", False)],
+)
+def test_what_counts_as_nothing_is_not_taken_for_nothing(field, value):
+    wrong, producer = {field: value}, MemoryCluster().producer()
+    calls = [
+        lambda: producer.send("orders", b"", **wrong),
+        lambda: producer.send("orders", b"", delay="1h", timer_key="k", **wrong),
+        lambda: producer.send_many("orders", [b""], **wrong),
+        lambda: producer.send_many("orders", [Outgoing(b"", **wrong)]),
+        lambda: producer.send_many("orders", iter([Outgoing(b"", **wrong)])),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument) as raised:
+            call()
+        assert raised.value.field.split(".")[-1] == field
+        assert raised.value.value == str(value)
+
+
+def test_empty_labels_are_none():
+    cluster = MemoryCluster()
+    cluster.producer().send("orders", b"", key="", tag="", ordering_key="", properties={})
+    (message,) = cluster.messages("orders")
+    assert (message.key, message.tag, message.ordering_key) == (None, None, None)
