@@ -4,11 +4,14 @@ raise RetryLater("5m")          again after five minutes
 raise DeadLetter("why")         never again: to %DLQ%<group> at once
 raise BatchFailed({m: error})   of a list only `m`, as this error says
 any other exception             again when the group's retry policy says
+
+An ExceptionGroup (of a TaskGroup, say) of DeadLetters alone, or RetryLaters, is as the first of
+these, one of a single BatchFailed as that; any other is any other exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -95,6 +98,9 @@ class NotTaken(Exception):
     """
 
 
+_KINDS = DeadLetter, RetryLater, NotTaken
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What is to become of a message whose callback failed."""
@@ -117,6 +123,7 @@ class Failed:
 
 def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Failed]:
     """What is not done of the messages that the callback was given, in their order."""
+    error = meant(error)
     if not isinstance(error, BatchFailed):
         return [Failed(0, len(messages), error)]
     try:
@@ -127,7 +134,7 @@ def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Faile
     for named in errors:
         if named not in places:
             return [Failed(0, len(messages), _not_in_the_batch(named, error))]
-    failures = [Failed(places[message], 1, each) for message, each in errors.items()]
+    failures = [Failed(places[message], 1, meant(each)) for message, each in errors.items()]
     return sorted(failures, key=lambda failed: failed.index)
 
 
@@ -138,6 +145,23 @@ def errors_of(error: BaseException, messages: Sequence[Message]) -> dict[int, Ba
         for failed in failures_of(error, messages)
         for index in range(failed.index, failed.index + failed.count)
     }
+
+
+def meant(error: BaseException) -> BaseException:
+    """What a group of exceptions stands for, or itself."""
+    leaves = list(_leaves(error))
+    if len(leaves) == 1 and isinstance(leaves[0], BatchFailed):
+        return leaves[0]
+    alike = (all(isinstance(each, kind) for each in leaves) for kind in _KINDS)
+    return leaves[0] if any(alike) else error
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 def _not_in_the_batch(named: object, cause: BatchFailed) -> InvalidArgument:

@@ -24,7 +24,7 @@ from duemq.descriptions import (
 )
 from duemq.errors import TopicExists
 from duemq.message import Message
-from duemq.outcomes import DeadLetter, RetryLater, errors_of
+from duemq.outcomes import DeadLetter, RetryLater, errors_of, meant
 from duemq.producing.cancels import Handle
 from duemq.protocol import checks, due
 from duemq.protocol.limits import QUEUES_MAX
@@ -291,7 +291,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
             failure = error
         with self._lock:
             self._groups.finish(delivery, failure)
-        if failure is not None and not isinstance(failure, RetryLater | DeadLetter):
+        if failure is not None and not isinstance(meant(failure), RetryLater | DeadLetter):
             if self._raise_errors:
                 raise failure
             log.warning("the callback failed for %r", delivery.messages[0], exc_info=failure)

@@ -107,6 +107,35 @@ def test_both_faces_export_them() -> None:
         assert face.DeadLetter is DeadLetter
 
 
+DEAD = DeadLetter("unreadable")
+NAMED = BatchFailed({BATCH[1]: ERROR})
+
+
+@pytest.mark.parametrize(
+    ("leaves", "meant"),
+    [
+        ([DEAD], DEAD),
+        ([DEAD, DeadLetter("as well")], DEAD),
+        ([ExceptionGroup("inner", [DEAD]), DEAD], DEAD),
+        ([LATER, RetryLater("1h")], LATER),
+        ([DEAD, ERROR], None),
+        ([DEAD, LATER], None),
+        ([ERROR], None),
+        ([NAMED, NAMED], None),
+    ],
+)
+def test_a_group_of_one_kind_is_as_its_first(leaves, meant) -> None:
+    group = ExceptionGroup("in a TaskGroup", leaves)
+    assert failures_of(group, BATCH) == [Failed(0, 4, meant or group)]
+    one = failures_of(BatchFailed({BATCH[2]: group}), BATCH)
+    assert one == [Failed(2, 1, meant or group)]
+
+
+def test_a_group_of_one_that_names_messages_is_as_that() -> None:
+    group = ExceptionGroup("in a TaskGroup", [NAMED])
+    assert failures_of(group, BATCH) == failures_of(NAMED, BATCH)
+
+
 # --- of a batch -------------------------------------------------------------------------------
 
 

@@ -175,14 +175,15 @@ def test_callbacks_own_their_copies(cluster, producer):
     assert cluster.lag("g") == 1
 
 
-def test_errors_can_be_raised(producer, cluster):
+@pytest.mark.parametrize("later", [RetryLater("1s"), ExceptionGroup("", [RetryLater("1s")])])
+def test_errors_can_be_raised(later):
     cluster = MemoryCluster(raise_errors=True)
     attempts = []
 
     def fail(message):
         attempts.append(message.deliveries)
         if message.deliveries == 0:
-            raise RetryLater("1s")
+            raise later
         if message.deliveries == 1:
             raise AssertionError("seen")
 
