@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from inspect import iscoroutinefunction
@@ -47,37 +48,6 @@ T = TypeVar("T", bound=Task)
 T_contra = TypeVar("T_contra", bound=Task, contravariant=True)
 
 
-class Pool(Protocol[T]):
-    """Runs work; reports each one's end in the event loop."""
-
-    def start(self) -> None:
-        """Makes the workers."""
-        ...
-
-    def submit(self, work: T) -> None:
-        """Queues work; never waits (the flow control of the queues bounds it)."""
-        ...
-
-    def busy(self) -> list[T]:
-        """What the workers have in hand now, also those that were given up."""
-        ...
-
-    def replace(self, work: T) -> None:
-        """The worker that has this in hand is given up; another takes its place.
-
-        At most as many as there are workers: beyond that there is one less until it returns.
-        """
-        ...
-
-    async def stop(self, timeout_s: float) -> None:
-        """Ends the workers, each after what it is doing."""
-        ...
-
-    def inside(self) -> bool:
-        """Tells whether the caller is one of the workers.  From any thread."""
-        ...
-
-
 class Calls(Protocol[T_contra]):
     """Does the work."""
 
@@ -101,98 +71,103 @@ class _Hand(Generic[T]):
         self.given_up = False
         """It has been replaced, and ends when its work does."""
 
-
-class _Hands(Generic[T]):
-    """The workers of a pool: which are busy, which were replaced."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self.all: list[_Hand[T]] = [_Hand() for _ in range(count)]
-        """Changed in the event loop; replaced as a whole, so that any thread may look."""
-
     @property
-    def good(self) -> list[_Hand[T]]:
-        """Those that go on working."""
-        return [hand for hand in self.all if not hand.given_up]
-
-    def busy(self) -> list[T]:
-        """What is in hand."""
-        return [work for hand in self.all if (work := hand.work) is not None]
-
-    def replace(self, work: T) -> tuple[_Hand[T], _Hand[T]] | None:
-        """Answers the hand that has this work, given up, and a new one; None: too many already."""
-        living = [hand for hand in self.all if _alive(hand)]
-        held = next((hand for hand in living if hand.work is work), None)
-        if held is None or len(living) >= 2 * self._count:
-            return None
-        held.given_up = True
-        fresh: _Hand[T] = _Hand()
-        self.all = [*living, fresh]
-        return held, fresh
+    def runs(self) -> bool:
+        """Its thread, or task, does."""
+        if isinstance(self.worker, threading.Thread):
+            return self.worker.is_alive()
+        return self.worker is not None and not self.worker.done()
 
 
-def _alive(hand: _Hand[Any]) -> bool:
-    return hand.worker is None or not hand.given_up or _runs(hand.worker)
-
-
-def _runs(worker: Any) -> bool:
-    if isinstance(worker, threading.Thread):
-        return worker.is_alive()
-    return worker is not None and not worker.done()
-
-
-class ThreadWorkers(Generic[T]):
-    """Threads "duemq-consumer-N" on one SimpleQueue."""
+class Pool(ABC, Generic[T]):
+    """Runs work; reports each one's end in the event loop."""
 
     def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
         self._caller = caller
         self._ended = ended
-        self._loop = asyncio.get_running_loop()
-        self._todo: SimpleQueue[T | None] = SimpleQueue()
-        self._reports: deque[T] = deque()
-        self._reporting = False  # a call of _report is on its way to the loop
-        self._hands: _Hands[T] = _Hands(count)
-        self._made = 0
+        self._count = count
+        # Changed in the event loop; replaced as a whole, so that any thread may look.
+        self._hands: list[_Hand[T]] = [_Hand() for _ in range(count)]
+        self._made = itertools.count()
+        self._todo: Any
 
     def start(self) -> None:
-        """Starts the threads."""
-        for hand in self._hands.all:
+        """Makes the workers."""
+        for hand in self._hands:
             self._start(hand)
 
+    def submit(self, work: T) -> None:
+        """Queues work; never waits (the flow control of the queues bounds it)."""
+        self._todo.put_nowait(work)
+
+    def busy(self) -> list[T]:
+        """What the workers have in hand now, also those that were given up."""
+        return [work for hand in self._hands if (work := hand.work) is not None]
+
+    def replace(self, work: T) -> None:
+        """The worker that has this in hand is given up; another takes its place.
+
+        At most as many as there are workers: beyond that there is one less until it returns.
+        """
+        living = [h for h in self._hands if h.worker is None or not h.given_up or h.runs]
+        held = next((hand for hand in living if hand.work is work), None)
+        if held is None or len(living) >= 2 * self._count:
+            log.error("too many callbacks do not return: a worker less until one does")
+            return
+        held.given_up = True
+        fresh: _Hand[T] = _Hand()
+        self._hands = [*living, fresh]
+        self._give_up(held)
+        self._start(fresh)
+
+    @abstractmethod
+    def _start(self, hand: _Hand[T]) -> None: ...
+
+    @abstractmethod
+    def _give_up(self, hand: _Hand[T]) -> None: ...
+
+    @abstractmethod
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the workers, each after what it is doing."""
+
+    @abstractmethod
+    def _current(self) -> object: ...
+
+    def inside(self) -> bool:
+        """Tells whether the caller is one of the workers.  From any thread."""
+        current = self._current()
+        return current is not None and any(hand.worker is current for hand in self._hands)
+
+
+class ThreadWorkers(Pool[T]):
+    """Threads "duemq-consumer-N" on one SimpleQueue."""
+
+    def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
+        super().__init__(caller, count, ended)
+        self._loop = asyncio.get_running_loop()
+        self._todo = SimpleQueue()
+        self._reports: deque[T] = deque()
+        self._reporting = False  # a call of _report is on its way to the loop
+
     def _start(self, hand: _Hand[T]) -> None:
-        name = f"duemq-consumer-{self._made}"
-        self._made += 1
+        name = f"duemq-consumer-{next(self._made)}"
         hand.worker = threading.Thread(target=self._run, args=(hand,), name=name, daemon=True)
         hand.worker.start()
 
-    def submit(self, work: T) -> None:
-        """Queues work."""
-        self._todo.put(work)
-
-    def busy(self) -> list[T]:
-        """What the threads have in hand."""
-        return self._hands.busy()
-
-    def replace(self, work: T) -> None:
-        """Starts another thread; the one that has this work ends with it."""
-        replaced = self._hands.replace(work)
-        if replaced is None:
-            log.error("too many callbacks do not return: a thread less until one does")
-            return
-        self._start(replaced[1])
+    def _give_up(self, hand: _Hand[T]) -> None:
+        """A thread cannot be ended."""
 
     async def stop(self, timeout_s: float) -> None:
         """Threads in a callback that does not return are left behind; they are daemons."""
-        for _ in self._hands.all:  # also one that was given up as it just became free
+        for _ in self._hands:  # also one that was given up as it just became free
             self._todo.put(None)
-        threads = [hand.worker for hand in self._hands.good if _runs(hand.worker)]
         deadline = monotonic() + timeout_s
-        for thread in threads:
-            await asyncio.to_thread(thread.join, max(0.0, deadline - monotonic()))
+        for hand in self._hands:
+            if not hand.given_up and hand.runs:
+                await asyncio.to_thread(hand.worker.join, max(0.0, deadline - monotonic()))
 
-    def inside(self) -> bool:
-        """Tells whether the caller is one of the threads."""
-        return any(hand.worker is threading.current_thread() for hand in self._hands.all)
+    def _current(self) -> object:
+        return threading.current_thread()
 
     def _run(self, hand: _Hand[T]) -> None:
         while not hand.given_up and (work := self._todo.get()) is not None:
@@ -215,7 +190,7 @@ class ThreadWorkers(Generic[T]):
             self._ended(self._reports.popleft())
 
 
-class TaskWorkers(Generic[T]):
+class TaskWorkers(Pool[T]):
     """Tasks on one asyncio queue, for callbacks that are coroutine functions.
 
     A task that is cancelled ends, and another takes its place: it may have been the callback.
@@ -223,53 +198,38 @@ class TaskWorkers(Generic[T]):
     """
 
     def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
-        self._caller = caller
-        self._ended = ended
-        self._todo: asyncio.Queue[T | None] = asyncio.Queue()
-        self._hands: _Hands[T] = _Hands(count)
+        super().__init__(caller, count, ended)
+        self._todo = asyncio.Queue()
         self._idle: asyncio.Queue[_Hand[T]] = asyncio.Queue()  # without a task
         self._keeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts the tasks."""
-        for hand in self._hands.all:
-            self._idle.put_nowait(hand)
+        """Makes the tasks."""
+        super().start()
         self._keeper = asyncio.create_task(self._keep())
 
     async def _keep(self) -> None:
-        for made in itertools.count():
+        while True:
             hand = await self._idle.get()
             if (work := hand.work) is not None:
                 hand.work = None
                 self._ended(work)
-            hand.worker = asyncio.create_task(self._run(hand), name=f"duemq-consumer-{made}")
+            name = f"duemq-consumer-{next(self._made)}"
+            hand.worker = asyncio.create_task(self._run(hand), name=name)
 
-    def submit(self, work: T) -> None:
-        """Queues work."""
-        self._todo.put_nowait(work)
+    def _start(self, hand: _Hand[T]) -> None:
+        self._idle.put_nowait(hand)
 
-    def busy(self) -> list[T]:
-        """What the tasks have in hand."""
-        return self._hands.busy()
-
-    def replace(self, work: T) -> None:
-        """Cancels the task that has this work, and starts another."""
-        replaced = self._hands.replace(work)
-        if replaced is None:
-            log.error("too many callbacks do not end: a task less until one does")
-            return
-        given_up, fresh = replaced
-        given_up.worker.cancel()
-        self._idle.put_nowait(fresh)
+    def _give_up(self, hand: _Hand[T]) -> None:
+        hand.worker.cancel()
 
     async def stop(self, timeout_s: float) -> None:
         """Cancels callbacks that do not return in time."""
         if self._keeper is None:
             return
         self._keeper.cancel()
-        hands = self._hands.all
-        tasks = [self._keeper, *(hand.worker for hand in hands if hand.worker is not None)]
-        for _ in hands:
+        tasks = [self._keeper, *(each.worker for each in self._hands if each.worker is not None)]
+        for _ in self._hands:
             self._todo.put_nowait(None)
         _, late = await asyncio.wait(tasks, timeout=timeout_s)
         for task in late:
@@ -277,13 +237,11 @@ class TaskWorkers(Generic[T]):
         if late:
             await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
 
-    def inside(self) -> bool:
-        """Tells whether the caller is one of the tasks."""
+    def _current(self) -> object:
         try:
-            current = asyncio.current_task()
+            return asyncio.current_task()
         except RuntimeError:  # no loop runs in this thread
-            return False
-        return current is not None and any(hand.worker is current for hand in self._hands.all)
+            return None
 
     async def _run(self, hand: _Hand[T]) -> None:
         try:
@@ -298,7 +256,7 @@ class TaskWorkers(Generic[T]):
                 self._ended(work)
         except asyncio.CancelledError:
             if not hand.given_up:
-                self._idle.put_nowait(hand)
+                self._start(hand)
             raise
 
 
