@@ -117,22 +117,8 @@ class Producer(Face):
             target = self._open(topic)
         if self._outbox.full:
             self._wait_for_room()
-        if timer_key is not None or if_absent:
-            message = Outgoing(
-                body,
-                key=key,
-                tag=tag,
-                ordering_key=ordering_key,
-                properties=properties,
-                delay=delay,
-                deliver_at=deliver_at,
-                delay_level=delay_level,
-                timer_key=timer_key,
-                if_absent=if_absent,
-            )
-            if timer_key is not None:
-                self._await_shards()
-            return PendingReceipt(*self._core.intake.offer_keyed(target, message))
+        if timer_key is not None:
+            self._await_shards()
         batch, index = self._offer(
             target,
             body,
@@ -143,6 +129,8 @@ class Producer(Face):
             delay,
             deliver_at,
             delay_level,
+            timer_key,
+            if_absent,
         )
         return PendingReceipt(batch, index)
 

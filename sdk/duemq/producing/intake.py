@@ -64,18 +64,25 @@ class Intake:
         delay: Delay | None,
         deliver_at: Moment | None,
         delay_level: int | None,
+        timer_key: str | None = None,
+        if_absent: bool = False,
     ) -> tuple[Batch, int]:
-        """Adds one message without a timer key.
+        """Adds one message.
 
-        Raises InvalidArgument, TooLarge, Overloaded, Closed.
+        Raises InvalidArgument, TooLarge, Overloaded, Closed; of one with a timer key Unavailable
+        while no shard is known.
         """
+        if timer_key is not None or if_absent:
+            due = due_of(delay, deliver_at, delay_level)
+            options = key, tag, ordering_key, properties, timer_key
+            return self._offer_keyed(target, body, due, if_absent, *options)
         if type(body) is not bytes or len(body) > BODY_BYTES_MAX:
             body = body_of(body)
         outbox = self._outbox
         extras = due = parent = None
         labels = NO_LABELS
         queue: Queue | str | None = None
-        if not (key is tag is ordering_key is properties is None):
+        if properties is not None or not (key is tag is ordering_key is None):
             labels = (key, tag, properties)
             extras = extras_of(key, tag, ordering_key, properties)
             if ordering_key:
@@ -90,18 +97,23 @@ class Intake:
         now_ms = time_ns() // 1_000_000
         return outbox.add(target, queue, body, extras, due, now_ms, labels, parent)
 
-    def offer_keyed(self, target: Target, message: Outgoing) -> tuple[Batch, int]:
-        """Adds one message with a timer key.
-
-        Raises InvalidArgument, TooLarge, Overloaded, Closed; Unavailable while no shard is known.
-        """
-        checks.flag("if_absent", message.if_absent)
-        body, timer_key, properties = body_of(message.body), message.timer_key, message.properties
-        options = message.key, message.tag, message.ordering_key, properties, timer_key
+    def _offer_keyed(
+        self,
+        target: Target,
+        body: bytes,
+        due: Due | None,
+        if_absent: bool,
+        key: str | None,
+        tag: str | None,
+        ordering_key: str | None,
+        properties: Mapping[str, str] | None,
+        timer_key: str | None,
+    ) -> tuple[Batch, int]:
+        checks.flag("if_absent", if_absent)
+        body, parent = body_of(body), None
+        options = key, tag, ordering_key, properties, timer_key
         extras: Extras | None = extras_of(*options)
-        ordering_key, parent = message.ordering_key, None
         queue = _queue_of(target, ordering_key) if ordering_key else None
-        due = due_of(message.delay, message.deliver_at, message.delay_level)
         self._outbox.tracing = spans.enabled()
         if self._outbox.tracing and target.traced:
             extras, parent = _inherited(extras, *options)
@@ -110,9 +122,8 @@ class Intake:
         due = check_keyed(timer_key, len(body), due, now_ms)
         if self._keyed is None or extras is None or timer_key is None:
             raise InvariantError("a timer key that nobody takes")
-        labels = message.key, message.tag, properties
-        given = target, queue, body, extras, due, now_ms, labels, parent, timer_key
-        return self._keyed.add(*given, if_absent=message.if_absent)
+        given = target, queue, body, extras, due, now_ms, (key, tag, properties), parent, timer_key
+        return self._keyed.add(*given, if_absent=if_absent)
 
     def chunks(self, messages: Iterable[bytes | Outgoing], common: Outgoing) -> Iterator[Chunk]:
         """Cuts an iterable to what roughly fills a frame each.
@@ -182,20 +193,19 @@ class Intake:
                 own, body = message, message.body
             else:
                 own, body = common, message
-            if own.timer_key is not None or own.if_absent:
-                batch, index = self.offer_keyed(target, own)
-            else:
-                batch, index = self.offer(
-                    target,
-                    body,
-                    own.key,
-                    own.tag,
-                    own.ordering_key,
-                    own.properties,
-                    own.delay,
-                    own.deliver_at,
-                    own.delay_level,
-                )
+            batch, index = self.offer(
+                target,
+                body,
+                own.key,
+                own.tag,
+                own.ordering_key,
+                own.properties,
+                own.delay,
+                own.deliver_at,
+                own.delay_level,
+                own.timer_key,
+                own.if_absent,
+            )
             last = pieces[-1] if pieces else None
             if last is not None and last[0] is batch and last[1] + last[2] == index:
                 pieces[-1] = (batch, last[1], last[2] + 1)

@@ -139,20 +139,6 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
                 value=self.outbox.used_bytes,
                 limit=self.outbox.limit_bytes,
             )
-        if timer_key is not None or if_absent:
-            message = Outgoing(
-                body,
-                key=key,
-                tag=tag,
-                ordering_key=ordering_key,
-                properties=properties,
-                delay=delay,
-                deliver_at=deliver_at,
-                delay_level=delay_level,
-                timer_key=timer_key,
-                if_absent=if_absent,
-            )
-            return AwaitableReceipt(*self.intake.offer_keyed(target, message))
         batch, index = self.intake.offer(
             target,
             body,
@@ -163,6 +149,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
             delay,
             deliver_at,
             delay_level,
+            timer_key,
+            if_absent,
         )
         return AwaitableReceipt(batch, index)
 
