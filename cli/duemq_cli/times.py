@@ -48,10 +48,18 @@ def due_time(context: click.Context, param: click.Parameter, value: str | None) 
     if value is None:
         return None
     try:
-        moment = int(value) if value.isdecimal() else datetime.fromisoformat(value)
+        decimal = value.isascii() and value.isdecimal()
+        moment = epoch_milliseconds(value) if decimal else datetime.fromisoformat(value)
         due.deliver_at_ms(moment)
     except (InvalidArgument, ValueError):
         raise _no(value, param, "time to deliver at", DUE_RULE, "deliver_at") from None
+    return moment
+
+
+def epoch_milliseconds(text: str) -> int:
+    """Digits of a due time.  Raises InvalidArgument for what looks like seconds, a date, a year."""
+    moment = int(text[:20])  # Python reads no number of thousands of digits; this is too large, too
+    due.refuse_seconds(moment, "deliver_at", 1)
     return moment
 
 

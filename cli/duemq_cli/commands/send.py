@@ -65,7 +65,7 @@ class Template:
                 continue
             text = str(value)
             if name == "deliver_at" and text.isascii() and text.isdecimal():
-                options[name] = int(text)  # epoch milliseconds, as --at takes them
+                options[name] = times.epoch_milliseconds(text)
             else:
                 options[name] = text
         if self.properties:

@@ -18,8 +18,8 @@ DUE_MS_MAX = 253_402_300_799_999
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MINUTE_MS, HOUR_MS, DAY_MS = (UNITS_MS[unit] for unit in "mhd")
 LEVEL_MAX = 2**32 - 1
-# Numbers in between are taken for seconds where milliseconds are expected.
-SECONDS_FROM = 10**8
+# Numbers in between are taken for seconds where milliseconds are expected, or for dates (20300131).
+SECONDS_FROM = 10**7
 SECONDS_BEFORE = 10**11
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", re.ASCII)
@@ -111,16 +111,17 @@ def deliver_at_ms(deliver_at: datetime | int | str) -> int:
     return moment
 
 
-def refuse_seconds(moment: object, field: str) -> None:
-    """Raises InvalidArgument, naming `field`, for a number that as seconds is 1973 to 5138.
+def refuse_seconds(moment: object, field: str, least: int = SECONDS_FROM) -> None:
+    """Raises InvalidArgument, naming `field`, for a number that as seconds is 1970 to 5138.
 
-    As milliseconds it would be one of the years 1970 to 1973, which nobody means.
+    As milliseconds it would be one of the years 1970 to 1973, which nobody means.  `least`: that is
+    refused.
     """
-    if type(moment) is int and SECONDS_FROM <= moment < SECONDS_BEFORE:
+    if type(moment) is int and least <= moment < SECONDS_BEFORE:
         raise checks.wrong(
             field,
             moment,
-            f"milliseconds since 1970 are expected; {moment} looks like seconds",
+            f"milliseconds since 1970 are expected; {moment} looks like seconds or a date",
         )
 
 

@@ -48,7 +48,7 @@ def _text_ms(text: str, now_ms: int, field: str) -> int | None:
     if text.isascii() and text.isdecimal():
         if len(text) > len(str(MOMENT_MS_MAX)):
             return None
-        due.refuse_seconds(int(text), field)
+        due.refuse_seconds(int(text), field, 1)
         return int(text)
     if text.startswith("-"):
         try:

@@ -29,7 +29,18 @@ def test_epoch_milliseconds_stay_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "tomorrow", "1971-01-01", "1969-12-31T23:59:59Z", "1900000000", "-1", "9" * 20]
+    "wrong",
+    [
+        "",
+        "tomorrow",
+        "1971-01-01",
+        "1969-12-31T23:59:59Z",
+        "1900000000",
+        "-1",
+        "9" * 20,
+        "20300131",
+        "2030",
+    ],
 )
 def test_what_is_no_time_is_said_in_the_command_lines_words(wrong: str) -> None:
     with pytest.raises(InvalidArgument, match=r"--at .* is no time to deliver at") as raised:

@@ -39,6 +39,14 @@ def test_a_wrong_column_is_one_error_and_names_the_others() -> None:
     assert (caught.value.field, caught.value.limit) == ("key-column", "id")
 
 
+@pytest.mark.parametrize("digits", ["2030", "20300131", "1900000000", "9" * 5_000])
+def test_a_column_of_due_times_has_no_years_dates_or_seconds(digits: str) -> None:
+    options = Template("t", {}, {"deliver_at": "at"}, {}).options
+    with pytest.raises(InvalidArgument) as caught:
+        deliver_at_ms(options(Entry(2, b"{}", {"at": digits}))["deliver_at"])
+    assert caught.value.field == "deliver_at"
+
+
 def test_the_first_entry_is_not_lost() -> None:
     template = Template("t", {}, {"key": "id"}, {})
     entries = [Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})]

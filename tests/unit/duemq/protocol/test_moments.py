@@ -63,8 +63,10 @@ def test_what_is_no_moment_is_refused_by_field(moment: object) -> None:
     assert caught.value.limit
 
 
-@pytest.mark.parametrize("moment", [1_790_000_000, "1790000000"])
-def test_a_number_that_looks_like_seconds_is_refused(moment: object) -> None:
-    with pytest.raises(InvalidArgument, match="1790000000 looks like seconds") as raised:
+@pytest.mark.parametrize(
+    "moment", [1_790_000_000, "1790000000", 2030_01_31, "20300131", "2030", "1"]
+)
+def test_a_number_that_looks_like_seconds_or_a_date_is_refused(moment: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"{moment} looks like seconds or a date") as raised:
         moments.epoch_ms(moment, 0, "since")  # type: ignore[arg-type]
     assert raised.value.field == "since"
