@@ -170,6 +170,17 @@ async def test_something_that_is_not_grpc(patient):
     assert f"{address} takes connections but does not speak gRPC" in error.message
 
 
+async def test_a_proxy_that_grpc_asks_is_named(server, monkeypatch):
+    await server.start(announced=False)
+    with socket.socket() as held:  # bound, and deaf
+        held.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{held.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        error = await refusal_once_looked(server.address)
+    assert "does not speak gRPC" in error.message
+    assert "the proxy in http_proxy" in error.message
+
+
 @pytest.mark.parametrize(
     ("module", "service", "role"),
     [(broker_pb2, "Broker", "a broker"), (timer_pb2, "Timer", "a timer service")],

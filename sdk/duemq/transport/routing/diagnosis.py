@@ -4,6 +4,7 @@ Asked only when routes do not come: two short requests an address, both bounded.
 """
 
 import asyncio
+import os
 import re
 import socket
 from contextlib import suppress
@@ -27,6 +28,8 @@ _SERVICES = {
     "duemq.v1.Timer": "a timer service",
 }
 _NAMESERVER = "duemq.v1.Nameserver"
+_PROXIES = "grpc_proxy", "https_proxy", "http_proxy"
+"""Environment variables that gRPC follows; we do not."""
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d+)\Z")
 
 
@@ -97,7 +100,9 @@ async def _not_understood(address: str, tls: Tls | None, error: Exception) -> Fi
         return Finding(f"{address} takes connections but does not speak TLS: is the port right?")
     if tls is not None:
         return Finding(f"{address} speaks TLS, but no connection came of it: {error}")
-    return Finding(f"{address} takes connections but does not speak gRPC: is the port right?")
+    proxy = next(filter(os.environ.get, _PROXIES), None)
+    hint = f" (gRPC asks the proxy in {proxy}, but for addresses in no_proxy)" if proxy else ""
+    return Finding(f"{address} takes connections but does not speak gRPC: is the port right?{hint}")
 
 
 async def _speaks_tls(address: str) -> bool:
