@@ -231,12 +231,9 @@ class TimerExists(Rejected):
         *,
         handle: str = "",
         due_ms: int = 0,
-        field: str = "",
-        value: object = "",
-        limit: object = "",
-        retryable: bool | None = None,
+        **named: Any,
     ) -> None:
-        super().__init__(message, field=field, value=value, limit=limit, retryable=retryable)
+        super().__init__(message, **named)
         self.handle = handle
         self.due_ms = due_ms
 
@@ -338,10 +335,9 @@ class PartialAnswer(Unavailable):
         *,
         missing: Sequence[MissingBroker] = (),
         partial: object = None,
-        field: str = "",
-        value: object = "",
+        **named: Any,
     ) -> None:
-        super().__init__(message, field=field, value=value)
+        super().__init__(message, **named)
         self.missing = tuple(missing)
         self.partial = partial
 

@@ -98,9 +98,6 @@ class NotTaken(Exception):
     """
 
 
-_KINDS = DeadLetter, RetryLater, NotTaken
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What is to become of a message whose callback failed."""
@@ -149,11 +146,13 @@ def errors_of(error: BaseException, messages: Sequence[Message]) -> dict[int, Ba
 
 def meant(error: BaseException) -> BaseException:
     """What a group of exceptions stands for, or itself."""
-    leaves = list(_leaves(error))
-    if len(leaves) == 1 and isinstance(leaves[0], BatchFailed):
-        return leaves[0]
-    alike = (all(isinstance(each, kind) for each in leaves) for kind in _KINDS)
-    return leaves[0] if any(alike) else error
+    first, *others = _leaves(error)
+    if isinstance(first, BatchFailed):
+        return error if others else first
+    alike = (
+        all(isinstance(x, kind) for x in (first, *others)) for kind in (DeadLetter, RetryLater)
+    )
+    return first if any(alike) else error
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

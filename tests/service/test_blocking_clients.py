@@ -404,24 +404,6 @@ async def test_what_would_wait_for_the_loop_thread_is_refused_inside(cluster):
     assert sorted(stored) == [b"1", b"2"]
 
 
-def test_a_timeout_cancels_what_was_asked():
-    thread = LoopThread.acquire()
-    cancelled = threading.Event()
-
-    async def forever():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    try:
-        with pytest.raises(Timeout):
-            thread.run(forever(), timeout_s=0.01)
-        assert cancelled.wait(60)
-    finally:
-        thread.release()
-
-
 def test_who_looks_for_an_interrupted_send_takes_no_lock_and_waits_for_nobody_else_s():
     """A signal handler may raise wherever a call has ended, and nobody would let go of it."""
     locks = threading.Lock(), threading.Lock()

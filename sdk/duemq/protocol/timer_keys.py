@@ -58,9 +58,9 @@ def shard_of(topic: str, key: str, shards: int) -> int:
     return crc32(f"{topic}\0{key}".encode()) % shards
 
 
-def check_schedule_name(name: object, field: str = "name") -> None:
+def check_schedule_name(name: object) -> None:
     """Raises InvalidArgument unless `name` may name a schedule: as a topic of one's own."""
-    checks.matches(field, name, _SCHEDULE, _SCHEDULE_RULE)
+    checks.matches("name", name, _SCHEDULE, _SCHEDULE_RULE)
 
 
 def shard_of_schedule(name: str, shards: int) -> int:

@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
-from duemq.errors import Closed, Timeout
+from duemq.errors import Closed
 from duemq.transport import channel
 from duemq.transport.closing import AsyncClient, Closing
 from duemq.transport.tuning import new_event_loop
@@ -80,11 +79,8 @@ class LoopThread:
         """The caller runs in this thread, so that to wait for it would be to wait for ever."""
         return threading.get_ident() == self._thread.ident
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Runs `coroutine` in the loop and waits for it.
-
-        Raises Timeout, and cancels it, after `timeout_s`; Closed if the loop ends meanwhile.
-        """
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs `coroutine` in the loop and waits for it.  Raises Closed if that ends meanwhile."""
         future: Future[T] | None = None
         if not (self.foreign or self.inside):
             with LoopThread._lock:  # a call that came after the loop's end would wait for ever
@@ -94,12 +90,7 @@ class LoopThread:
             coroutine.close()
             self.refuse()
         try:
-            return future.result(timeout_s)
-        except FutureTimeoutError:
-            if future.done():
-                raise
-            future.cancel()
-            raise Timeout(f"not done within {timeout_s} s", limit=timeout_s or "") from None
+            return future.result()
         except FutureCancelledError:
             raise Closed("the client was closed meanwhile") from None
         except BaseException:

@@ -21,22 +21,6 @@ Indices = tuple[int, ...]
 class Work:
     """A chunk, or some messages of it that are tried again, on its way through a worker."""
 
-    __slots__ = (
-        "abandoned",
-        "backoff",
-        "chunk",
-        "cut",
-        "failures",
-        "finished",
-        "first",
-        "heard",
-        "indices",
-        "running",
-        "seconds",
-        "source",
-        "walk",
-    )
-
     def __init__(
         self,
         source: Source,

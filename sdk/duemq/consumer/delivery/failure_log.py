@@ -29,8 +29,6 @@ class Line(NamedTuple):
 
 
 class _Kind:
-    __slots__ = ("told_s", "untold")
-
     def __init__(self, told_s: float) -> None:
         self.told_s = told_s
         self.untold = 0

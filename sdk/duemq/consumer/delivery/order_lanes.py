@@ -48,8 +48,6 @@ class LaneEntry(NamedTuple, Generic[M]):
 class OrderLane(Generic[M]):
     """Messages that wait for one another."""
 
-    __slots__ = ("failures", "key", "together", "waiting")
-
     def __init__(self, key: Hashable | None) -> None:
         self.key = key
         """None: of free messages that failed."""
@@ -67,8 +65,6 @@ class OrderLane(Generic[M]):
 
 class Segment(Generic[M]):
     """Messages of one lane in a run, or free ones.  Written by the run's worker."""
-
-    __slots__ = ("done", "entries", "failures", "lane")
 
     def __init__(self, lane: OrderLane[M] | None, entries: list[LaneEntry[M]]) -> None:
         self.lane = lane

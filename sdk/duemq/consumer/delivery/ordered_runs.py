@@ -24,8 +24,6 @@ SLICE_S = 0.01
 class OrderedRun:
     """What a worker does in one go."""
 
-    __slots__ = ("began_s", "current", "flow", "running", "seconds", "segments", "stopped")
-
     def __init__(self, flow: "Flow", segments: list[Segment[Message]]) -> None:
         self.flow = flow
         self.segments = segments
@@ -48,8 +46,6 @@ class OrderedRun:
 
 class Flow:
     """A queue for as long as it is ours without a break."""
-
-    __slots__ = ("lanes", "quiet", "runs", "source", "timer", "wake_ms")
 
     def __init__(self, source: Source, lanes: OrderLanes[Message]) -> None:
         self.source = source

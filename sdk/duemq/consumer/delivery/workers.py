@@ -63,8 +63,6 @@ class Calls(Protocol[T_contra]):
 class _Hand(Generic[T]):
     """One worker: what it is doing."""
 
-    __slots__ = ("given_up", "work", "worker")
-
     def __init__(self) -> None:
         self.worker: Any = None
         self.work: T | None = None

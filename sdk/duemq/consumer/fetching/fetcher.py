@@ -46,8 +46,6 @@ Stream = grpc.aio.StreamStreamCall[broker_pb2.PullRequest, view_pb2.PullResponse
 class Source:
     """One queue that is being pulled."""
 
-    __slots__ = ("asked", "filter", "generation", "not_before_s", "pending", "queue", "topic_id")
-
     def __init__(
         self, queue: MessageQueue, wanted: Filter, generation: int, start: int, topic_id: int = 0
     ) -> None:

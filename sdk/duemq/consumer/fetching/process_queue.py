@@ -122,8 +122,6 @@ class Chunk(Generic[M]):
 class ProcessQueue(Generic[M]):
     """The unfinished messages of one queue, in order."""
 
-    __slots__ = ("_chunks", "_unfinished_bytes", "_unfinished_messages", "dropped", "pull_offset")
-
     def __init__(self, start: int) -> None:
         self.pull_offset = start
         """Where the next pull begins."""

@@ -42,8 +42,6 @@ class HoldingState(enum.Enum):
 class Holding:
     """A queue that the coordinator thinks is ours."""
 
-    __slots__ = ("committed", "queue", "settled", "source", "state")
-
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
         self.state = HoldingState.ACQUIRING

@@ -44,8 +44,6 @@ class Answer(NamedTuple):
 class Frame:
     """A request: batches for one broker that travel together."""
 
-    __slots__ = ("batches", "encoded", "lanes", "repeated", "sent_ms", "size")
-
     def __init__(
         self, batches: list[Batch], lanes: list[SequenceLane], *, repeated: bool = False
     ) -> None:

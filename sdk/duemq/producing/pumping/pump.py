@@ -42,8 +42,6 @@ NEVER = float("inf")
 class Step:
     """What is to be done, in this order."""
 
-    __slots__ = ("done", "frames", "next_ms", "resets", "want")
-
     def __init__(self) -> None:
         self.want: set[str] = set()
         """Brokers to connect to."""
