@@ -24,6 +24,11 @@ def default_nameserver() -> str:
     return os.environ.get(NAMESERVER_VARIABLE) or DEFAULT_NAMESERVER
 
 
+def proxy_variable() -> str | None:
+    """What names a proxy that gRPC follows; DueMQ itself does not."""
+    return next(filter(os.environ.get, ("grpc_proxy", "https_proxy", "http_proxy")), None)
+
+
 def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
     """`"a:9876,b"` or `["a:9876", "b"]` → addresses with ports; None: DUEMQ_NAMESERVER's.
 

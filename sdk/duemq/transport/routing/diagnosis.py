@@ -4,7 +4,6 @@ Asked only when routes do not come: two short requests an address, both bounded.
 """
 
 import asyncio
-import os
 import re
 import socket
 from contextlib import suppress
@@ -14,7 +13,7 @@ import grpc
 import grpc.aio
 
 from duemq.errors import DuemqError
-from duemq.settings import Tls
+from duemq.settings import Tls, proxy_variable
 from duemq.transport import channel, status
 
 # Of each of the two questions to one address: does anything listen, and what is it.
@@ -28,8 +27,6 @@ _SERVICES = {
     "duemq.v1.Timer": "a timer service",
 }
 _NAMESERVER = "duemq.v1.Nameserver"
-_PROXIES = "grpc_proxy", "https_proxy", "http_proxy"
-"""Environment variables that gRPC follows; we do not."""
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d+)\Z")
 
 
@@ -100,7 +97,7 @@ async def _not_understood(address: str, tls: Tls | None, error: Exception) -> Fi
         return Finding(f"{address} takes connections but does not speak TLS: is the port right?")
     if tls is not None:
         return Finding(f"{address} speaks TLS, but no connection came of it: {error}")
-    proxy = next(filter(os.environ.get, _PROXIES), None)
+    proxy = proxy_variable()
     hint = f" (gRPC asks the proxy in {proxy}, but for addresses in no_proxy)" if proxy else ""
     return Finding(f"{address} takes connections but does not speak gRPC: is the port right?{hint}")
 
