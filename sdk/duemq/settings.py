@@ -38,8 +38,8 @@ def nameservers_of(addresses: Addresses | None) -> tuple[str, ...]:
         addresses = default_nameserver()
     if not isinstance(addresses, Sequence) or not all(isinstance(each, str) for each in addresses):
         raise checks.wrong("nameserver", addresses, "host:port as text, or a list of such")
-    parts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    named = [part.strip() for part in parts if part.strip()]
+    text = addresses if isinstance(addresses, str) else ",".join(addresses)
+    named = [part.strip() for part in text.split(",") if part.strip()]
     if not named:
         raise InvalidArgument(
             "a nameserver is needed: host:port, several separated by commas",

@@ -8,6 +8,7 @@ async with cluster.producer() as producer, cluster.push_consumer("billing", "ord
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,8 +49,8 @@ class MemoryCluster(ClusterCore[aio.PushConsumer]):
             while (delivery := self._next(delivered)) is not None:
                 with self._calling(delivery):
                     result = delivery.member.callback(delivery.argument)
-                    if inspect.isawaitable(result):
-                        result = await result
+                    if inspect.isawaitable(result):  # whose cancellation is its own
+                        result = await asyncio.ensure_future(result)
                     check_ran(result)
                 delivered += len(delivery.messages)
         return delivered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -12,7 +13,13 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 from duemq.administering.pending_timers import shift_ms_of
-from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
+from duemq.consumer.delivery.workers import (
+    Callback,
+    OnEither,
+    OnMessage,
+    OnMessages,
+    task_cancelled,
+)
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import PushOptions
 from duemq.descriptions import (
@@ -280,14 +287,16 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
     @contextmanager
     def _calling(self, delivery: Delivery) -> Iterator[None]:
         """Around a callback: hears how it ends."""
-        failure: Exception | SystemExit | None = None
+        failure: BaseException | None = None
         member = delivery.member
         try:
             with processing.process(
                 delivery.messages, group=member.group, client_id=member.name, blame=errors_of
             ):
                 yield
-        except (Exception, SystemExit) as error:  # a test framework's own pass
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and task_cancelled():
+                raise  # as what is a test framework's own
             failure = error
         with self._lock:
             self._groups.finish(delivery, failure)

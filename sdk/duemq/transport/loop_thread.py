@@ -230,11 +230,7 @@ def as_in(
     method: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
     """Decorates what a Face does in its own way: arguments and description are the method's."""
-
-    def adopt(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
-        return described_as(method)(function)
-
-    return adopt
+    return described_as(method)
 
 
 def described_as(method: Callable[..., object]) -> Callable[[F], F]:

@@ -236,10 +236,7 @@ class TaskWorkers(Pool[T]):
             await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
 
     def _current(self) -> object:
-        try:
-            return asyncio.current_task()
-        except RuntimeError:  # no loop runs in this thread
-            return None
+        return _task()
 
     async def _run(self, hand: _Hand[T]) -> None:
         try:
@@ -260,8 +257,12 @@ class TaskWorkers(Pool[T]):
 
 def task_cancelled() -> bool:
     """The task that runs this was cancelled."""
-    task = asyncio.current_task()
+    task = _task()
     return task is not None and task.cancelling() > 0
+
+
+def _task() -> asyncio.Task[Any] | None:
+    return asyncio.current_task() if asyncio._get_running_loop() else None
 
 
 def is_async(callback: Callback) -> bool:

@@ -41,8 +41,6 @@ M = TypeVar("M", bound=Offered)
 class Walk:
     """One worker's way through a chunk."""
 
-    __slots__ = ("aside", "next", "stopped")
-
     def __init__(self, begin: int = 0, aside: set[int] | None = None) -> None:
         self.next = begin
         """Index of the first message that is not tried; the worker counts on as each is done."""
@@ -61,8 +59,6 @@ class Walk:
 
 class Chunk(Generic[M]):
     """Consecutive messages of one queue; the unit of dispatch."""
-
-    __slots__ = ("_counted", "_next_offset", "messages", "pending", "size_bytes", "walk")
 
     def __init__(
         self, pending: "ProcessQueue[M]", messages: Sequence[M], next_offset: int, size_bytes: int

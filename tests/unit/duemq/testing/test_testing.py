@@ -1,5 +1,6 @@
 """The twin for users' tests, as far as a cluster has nothing like it; the rest: tests/cluster."""
 
+import asyncio
 import inspect
 import sys
 import threading
@@ -194,6 +195,38 @@ def test_errors_can_be_raised(later):
             cluster.advance("1s")
         cluster.advance("1h")
     assert attempts == [0, 1, 2]
+
+
+async def test_a_coroutine_that_cancels_itself_has_failed():
+    cluster = testing_aio.MemoryCluster()
+    attempts = []
+
+    async def leak(message):
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            asyncio.current_task().cancel()
+            await asyncio.Event().wait()
+
+    async with cluster.producer() as producer, cluster.push_consumer("g", "t", leak):
+        await producer.send("t", b"")
+        await cluster.advance("1h")
+    assert attempts == [1, 2]
+
+
+async def test_a_test_that_is_cancelled_in_a_callback_ends():
+    cluster, begun = testing_aio.MemoryCluster(), asyncio.Event()
+
+    async def wait(message):
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with cluster.producer() as producer, cluster.push_consumer("g", "t", wait):
+        await producer.send("t", b"")
+        delivering = asyncio.create_task(cluster.deliver())
+        await begun.wait()
+        delivering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await delivering
 
 
 def test_an_exit_fails_its_message_and_a_test_that_fails_in_a_callback_fails(cluster, producer):
