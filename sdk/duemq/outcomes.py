@@ -5,8 +5,8 @@ raise DeadLetter("why")         never again: to %DLQ%<group> at once
 raise BatchFailed({m: error})   of a list only `m`, as this error says
 any other exception             again when the group's retry policy says
 
-An ExceptionGroup (of a TaskGroup, say) of DeadLetters alone, or RetryLaters, is as the first of
-these, one of a single BatchFailed as that; any other is any other exception.
+An ExceptionGroup of DeadLetters alone, or of RetryLaters, is as its first, one of a single
+BatchFailed as that.
 """
 
 from __future__ import annotations

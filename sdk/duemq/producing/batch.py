@@ -356,9 +356,15 @@ class Batch:
             self.told = []
         self.told.append((first, count))
 
+    def untell(self, index: int) -> None:
+        """Takes `tell` back: who waited waits no more."""
+        assert self.told is not None
+        self.told.remove((index, 1))
+
     def untold(self) -> Sequence[int]:
         """The messages of whose outcome nobody knows."""
-        told = {index for first, count in self.told or () for index in range(first, first + count)}
+        pieces = tuple(self.told or ())  # other threads change it
+        told = {index for first, count in pieces for index in range(first, first + count)}
         return [index for index in range(self.count) if index not in told]
 
     def error_of(self, index: int) -> DuemqError | None:

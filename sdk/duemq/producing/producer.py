@@ -105,7 +105,9 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         await self._ready(topic)
         if options.get("timer_key") is not None:
             await self._shards_known()
-        return await self.submit(topic, body, **options)
+        pending = self.submit(topic, body, **options)
+        pending._batch.tell(pending._index)  # who cancels this does not ask
+        return await pending
 
     def submit(
         self,

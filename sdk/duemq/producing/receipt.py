@@ -32,10 +32,16 @@ class PendingReceipt(PendingSend):
         Raises the DuemqError that the sending ended with, or Timeout when the wait was over first:
         the message is still on its way then, until the producer's send timeout.
         """
-        if not self._batch.done:
-            self._batch.tell(self._index)
-            wait(self._batch, timeout)
-        return receipt(self._batch, self._index)
+        batch, index = self._batch, self._index
+        if not batch.done:
+            batch.tell(index)
+            try:
+                wait(batch, timeout)
+            except Timeout:
+                batch.untell(index)
+                if not batch.done:
+                    raise
+        return receipt(batch, index)
 
 
 class AwaitableReceipt(PendingSend):
@@ -45,10 +51,15 @@ class AwaitableReceipt(PendingSend):
     _batch: Batch
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        if not self._batch.done:
-            self._batch.tell(self._index)
-            yield from until_done(self._batch).__await__()
-        return receipt(self._batch, self._index)
+        batch, index = self._batch, self._index
+        if not batch.done:
+            batch.tell(index)
+            try:
+                yield from until_done(batch).__await__()
+            except BaseException:
+                batch.untell(index)
+                raise
+        return receipt(batch, index)
 
 
 class Receipts(Sequence[Receipt]):

@@ -227,8 +227,6 @@ class MemoryProducer(Producer):
 
 
 class _Receipt(PendingReceipt):
-    __slots__ = ("_hosted",)
-
     def __init__(self, pending: PendingReceipt, hosted: _AtOnce) -> None:
         super().__init__(pending._batch, pending._index)
         self._hosted = hosted

@@ -42,12 +42,7 @@ SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 
 # The conventions know these types; store, schedule and fire are ours.
-_OPERATION_TYPES = {
-    "send": "send",
-    "receive": "receive",
-    "process": "process",
-    "settle": "settle",
-}
+_OPERATION_TYPES = "send", "receive", "process", "settle"
 
 
 class BroadcastId(str):
@@ -64,7 +59,7 @@ def attributes_of(operation: str, topic: str) -> dict[str, AttributeValue]:
         TOPIC: topic,
     }
     if operation in _OPERATION_TYPES:
-        attributes[OPERATION_TYPE] = _OPERATION_TYPES[operation]
+        attributes[OPERATION_TYPE] = operation
     return attributes
 
 

@@ -230,7 +230,6 @@ def record_receive(
     client_id: str = "",
     server: str = "",
     records: bytes | memoryview = b"",
-    error: BaseException | None = None,
 ) -> None:
     """Records that a pull brought `count` records of one queue, from `offset` to `last_offset`.
 
@@ -241,7 +240,7 @@ def record_receive(
     attributes |= filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
     if last_offset - offset != count - 1:
         attributes[LAST_OFFSET] = last_offset  # there are gaps
-    record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, error)
+    record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, None)
 
 
 def record_settle(

@@ -282,20 +282,8 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
         )
 
 
-def _whole_queue(message: Message) -> Hashable:
-    return True
-
-
-def _by_key(message: Message) -> Hashable | None:
-    return message.ordering_key
-
-
-def _free(message: Message) -> None:
-    return None
-
-
 _KEYS: dict[LaneOf, Callable[[Message], Hashable | None]] = {
-    "queue": _whole_queue,
-    "key": _by_key,
-    "message": _free,
+    "queue": lambda message: True,
+    "key": lambda message: message.ordering_key,
+    "message": lambda message: None,
 }

@@ -191,8 +191,8 @@ class ThreadWorkers(Pool[T]):
 class TaskWorkers(Pool[T]):
     """Tasks on one asyncio queue, for callbacks that are coroutine functions.
 
-    A task that is cancelled ends, and another takes its place: it may have been the callback.
-    The task that starts it is none of theirs: where the whole loop is cancelled, nothing begins.
+    One that is cancelled ends, and another takes its place: it may have been the callback.  Who
+    starts it is a task, too: where the whole loop is cancelled, nothing begins.
     """
 
     def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:

@@ -25,8 +25,6 @@ Finds = Callable[[str], Awaitable[Target]]
 class KeyedBatch(Batch):
     """Of one topic and one way to travel; each message may fail by itself."""
 
-    __slots__ = ("errors", "reserved", "results", "timer_keys")
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.timer_keys: list[str] = []

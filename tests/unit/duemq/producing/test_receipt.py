@@ -126,6 +126,51 @@ def test_a_loop_of_another_thread_wakes_when_the_message_is_stored():
     assert offsets == [11]
 
 
+def test_a_wait_that_is_over_first_has_told_nobody():
+    made = batch(1)
+    pending = PendingReceipt(made, 1)
+    with pytest.raises(Timeout):
+        pending.result(timeout=0)
+    made.failed(ReadOnly("full"))
+    assert made.untold() == [0, 1]
+    with pytest.raises(ReadOnly):
+        pending.result()
+    assert made.untold() == [0]
+
+
+async def test_nor_has_one_that_is_cancelled():
+    made = batch(1)
+    for cancelled in (True, False):
+        waiting = asyncio.ensure_future(AwaitableReceipt(made, 1))
+        turn = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(turn.set_result, None)
+        await turn
+        assert made.untold() == [0]
+        if cancelled:
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert made.untold() == [0, 1]
+    made.failed(ReadOnly("full"))
+    made.wake()
+    with pytest.raises(ReadOnly):
+        await waiting
+    assert made.untold() == [0]
+
+
+def test_what_is_known_as_the_wait_is_over_is_told(monkeypatch):
+    """Else nobody would be: who was to hear of it has just been told that somebody waits."""
+    made = batch(1)
+
+    def late(waited, timeout_s):
+        waited.failed(ReadOnly("full"))
+        raise Timeout("no answer yet")
+
+    monkeypatch.setattr("duemq.producing.receipt.wait", late)
+    with pytest.raises(ReadOnly):
+        PendingReceipt(made, 1).result(timeout=1)
+
+
 def test_waiting():
     made = batch(1)
     pending = PendingReceipt(made, 0)
