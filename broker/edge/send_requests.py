@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from duemq.errors import DuemqError, InvalidArgument, NotReady, Overloaded, Unavailable
 from duemq.protocol import checks
-from duemq.protocol.limits import FIRE_AHEAD_MS_MAX, SERVICE_IDS_FROM
+from duemq.protocol.limits import BATCHES_MAX, FIRE_AHEAD_MS_MAX, SERVICE_IDS_FROM
 from duemq.transport import status
 from duemq.v1 import message_pb2, view_pb2
 from duemq_server.broker.due_gate import HOLD_MS_MAX, DueGate
@@ -24,7 +24,6 @@ from duemq_server.serving import spans
 from duemq_server.serving.permissions.access import ACCESS
 from duemq_server.serving.permissions.rights import Action, Need
 
-BATCHES_MAX = 1_024
 # Requests of one stream that wait for the disk; more of them wait in the connection's buffers.
 STREAM_IN_FLIGHT_MAX = 256
 # More than this is walked through in a thread: it takes about 2 ms a KiB at the worst.

@@ -29,6 +29,7 @@ import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 
+from duemq.protocol.limits import BATCHES_MAX
 from duemq_server.timer_service.scheduling.due_timers import DueTimers
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
 from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number
@@ -261,7 +262,7 @@ class Dispatcher:
     def sendable(
         self, broker: str, now_ms: int, bytes_max: int, ahead_ms: int = 0
     ) -> list[FireBatch]:
-        """Batches to put on the wire to a broker now; at least one if there is any.
+        """Batches to put on the wire to a broker now, in one request; at least one if there is any.
 
         `ahead_ms`: so long before they are due.
         """
@@ -272,7 +273,7 @@ class Dispatcher:
             return batches
         # A batch of each in turn: a lane with many is not in front of the others' next ones.
         lanes = deque(peer.busy.values())
-        while lanes and size < bytes_max:
+        while lanes and size < bytes_max and len(batches) < BATCHES_MAX:
             lane = lanes.popleft()
             batch = lane.next_to_send(now_ms, ahead_ms)
             if batch is not None:

@@ -13,6 +13,7 @@ PROPERTIES_BYTES_DEFAULT = 32 * KIB
 """Key, tag, ordering key and properties of a message, encoded."""
 
 # Of one request.
+BATCHES_MAX = 1_024
 BATCH_RECORDS_MAX = 65_536
 HANDLES_MAX = 10_000
 """Of messages to cancel."""

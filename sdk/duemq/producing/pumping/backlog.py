@@ -13,6 +13,7 @@ from duemq.producing.batch import Batch
 from duemq.producing.outbox import Outbox
 from duemq.producing.pumping.in_flight import Frame
 from duemq.producing.pumping.sequence_lane import SequenceLane
+from duemq.protocol.limits import BATCHES_MAX
 from duemq.protocol.route import RouteCache
 
 ANY_QUEUE = -1
@@ -105,7 +106,7 @@ class Backlog:
         lanes: list[SequenceLane] = []
         busy = self._busy[broker]
         for lane in list(busy):
-            if room <= 0:
+            if room <= 0 or len(batches) == BATCHES_MAX:
                 break
             batch = self._next_of(lane, room if batches else None)
             if batch is not None:
@@ -117,11 +118,14 @@ class Backlog:
             if lane.waiting:
                 busy[lane] = None  # to the end: every lane has its turn
         for topic in list(self._pools):
-            if room <= 0:
+            if room <= 0 or len(batches) == BATCHES_MAX:
                 break
             free = self._pool_lane(broker, topic, room if batches else None, now_ms)
             if free is not None:
-                pooled = self._from_pool(topic)
+                pooled = self._pools[topic].popleft()
+                if not self._pools[topic]:
+                    del self._pools[topic]
+                self.turn += 1
                 self._number(free, pooled)
                 batches.append(pooled)
                 lanes.append(free)
@@ -149,14 +153,6 @@ class Backlog:
         if not self._may_take(broker, topic, now_ms):
             return None
         return self._free_lane(broker, pool[0])
-
-    def _from_pool(self, topic: str) -> Batch:
-        pool = self._pools[topic]
-        batch = pool.popleft()
-        if not pool:
-            del self._pools[topic]
-        self.turn += 1
-        return batch
 
     def _free_lane(self, broker: str, batch: Batch) -> SequenceLane | None:
         """The next queue of the broker whose lane may send."""

@@ -1,5 +1,6 @@
 import numpy as np
 
+from duemq.protocol.limits import BATCHES_MAX
 from duemq_server.timer_service.scheduling.dispatch import (
     FAILOVER_AFTER_MS,
     NEVER,
@@ -368,3 +369,14 @@ def test_lanes_take_turns_on_the_wire() -> None:
         [first, second],
         [first, first],
     ]
+
+
+def test_a_request_has_no_more_batches_than_a_broker_takes() -> None:
+    """A few timers each, of many topics, that were not answered when a connection broke."""
+    dispatcher = dispatcher_with(home=BATCHES_MAX + 1)
+    for queue in range(BATCHES_MAX + 1):
+        push(dispatcher, dispatcher.lane(LaneId("home", "t", queue)))
+
+    sent = [dispatcher.sendable("home", NOW, 1 << 20) for _ in range(2)]
+
+    assert [len(each) for each in sent] == [BATCHES_MAX, 1]

@@ -14,6 +14,7 @@ from duemq.errors import (
 )
 from duemq.producing.pumping.in_flight import Answer
 from duemq.producing.pumping.pump import HOLD_BYTES, HOLD_MS, NEVER
+from duemq.protocol.limits import BATCHES_MAX
 from duemq.protocol.route import BrokerQueues, Route
 from tests.unit.duemq.producing.pumping.played_brokers import (
     SEND_TIMEOUT_S,
@@ -112,6 +113,23 @@ def test_no_more_frames_are_in_flight_than_allowed():
     cluster.brokers["a"].arrive()
     cluster.answer()
     assert len(frames(cluster)) == 3
+
+
+@pytest.mark.parametrize("queues", [1, BATCHES_MAX + 1])
+def test_a_frame_has_no_more_batches_than_a_broker_takes(queues):
+    """Little for each of many topics, or of a topic's queues."""
+    names = [f"t{number}" for number in range(BATCHES_MAX + 1 if queues == 1 else 1)]
+    cluster = PlayedCluster()
+    cluster.serve(*(Route(name, (BrokerQueues("a", "h:1", queues),)) for name in names))
+    for name in names:
+        target = cluster.open(name)
+        for queue in target.queues:
+            cluster.outbox.add_list(target, queue if queues > 1 else None, [b""], None, None, 1)
+    cluster.run()
+    cluster.connect()
+    assert [len(each) for each in frames(cluster)] == [BATCHES_MAX]
+    cluster.serve_all()
+    assert len(cluster.brokers["a"].stored) == BATCHES_MAX + 1
 
 
 def test_an_answer_of_another_broker_is_waited_for_but_not_for_long(two):
