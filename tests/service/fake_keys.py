@@ -10,7 +10,7 @@ from zlib import crc32
 import grpc
 import grpc.aio
 
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, TooLarge
 from duemq.transport import status
 from duemq.v1 import message_pb2, timer_pb2
 
@@ -39,6 +39,8 @@ class FakeKeys:
         """Key → how often it has an error of its own that says to ask again."""
         self.unanswered: list[set[int]] = []
         """Places of timers in the next requests that another shard has, which does not answer."""
+        self.bytes_max: int | None = None
+        """A request that reschedules more bytes of bodies is TOO_LARGE, and nothing is done."""
         self.gate = asyncio.Event()
         """Not set: requests are taken and wait."""
         self.gate.set()
@@ -53,8 +55,8 @@ class FakeKeys:
         finally:
             self.running -= 1
         assert len(request.request_id) == 16
-        if self.refuse:
-            error = self.refuse.pop(0)
+        error = self.refuse.pop(0) if self.refuse else self._too_large(request)
+        if error is not None:
             await context.abort(
                 status.status_of(error), status.details(error), status.trailer(error)
             )
@@ -64,6 +66,13 @@ class FakeKeys:
             self.lose_answers -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         return self._without(request, self._answers[request.request_id])
+
+    def _too_large(self, request):
+        if self.bytes_max is None or not isinstance(request, timer_pb2.RescheduleRequest):
+            return None
+        waiting = (self.waiting.get(self._key_of(ref)) for ref in request.timers)
+        size = sum(len(self.records[each.offset].body) for each in waiting if each is not None)
+        return TooLarge("name fewer", field="timers") if size > self.bytes_max else None
 
     def _without(self, request, answer):
         """As if another shard had some of the timers, and did not answer."""

@@ -21,6 +21,7 @@ from duemq.errors import (
     Overloaded,
     Timeout,
     TimerExists,
+    TooLarge,
     TopicNotFound,
     Unavailable,
 )
@@ -410,6 +411,34 @@ async def test_reschedules_by_key_receipt_and_handle(cluster, producer):
     assert await producer.reschedule(one.handle, delay=2) != one
     async with aio.Admin(cluster.nameserver) as admin:
         assert (await admin.reschedule(key=(TOPIC, "k4"), delay=2)).due_ms == NOW_MS + 2_000
+
+
+@pytest.mark.parametrize("what", ["reschedule", "fire"])
+async def test_of_bodies_that_are_too_large_together_fewer_are_asked_about(cluster, producer, what):
+    """Nobody who names timers knows how large they are, nor what others name at the same time."""
+    keys = keys_of(cluster, 20)
+    for key in keys:
+        await producer.send(TOPIC, b"12345", timer_key=key, delay="1h")
+    cluster.timers[0].keyed.bytes_max = 10
+    options = {"delay": "2h"} if what == "reschedule" else {}
+    outcomes = await getattr(producer, what)(key=[(TOPIC, key) for key in keys], **options)
+    told = {str(each.outcome) if what == "reschedule" else str(each) for each in outcomes}
+    assert told == {"rescheduled" if what == "reschedule" else "fired"}
+
+
+async def test_of_two_that_share_a_request_one_is_too_large(cluster, producer):
+    shard = cluster.timers[0].keyed
+    for key in (keys := keys_of(cluster, lanes.IN_FLIGHT + 2)):
+        await producer.send(TOPIC, b"12345", timer_key=key, delay="1h")
+    shard.bytes_max = 6
+    shard.records[shard.waiting[TOPIC, keys[-1]].offset].body = b"1234567"
+    shard.gate.clear()
+    asked = [asyncio.create_task(producer.reschedule(key=(TOPIC, key), delay="2h")) for key in keys]
+    await until(lambda: shard.running == lanes.IN_FLIGHT)
+    shard.gate.set()
+    *done, refused = await asyncio.gather(*asked, return_exceptions=True)
+    assert {each.outcome for each in done} == {RescheduleOutcome.RESCHEDULED}
+    assert isinstance(refused, TooLarge)
 
 
 @pytest.mark.parametrize("what", ["reschedule", "fire", "cancel"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from duemq.errors import DuemqError, Internal, Timeout
+from duemq.errors import DuemqError, Internal, Timeout, TooLarge
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.lanes import Call
 from duemq.protocol import checks, timer_keys
@@ -105,16 +105,12 @@ class Ask(Call):
             if at in self._told:
                 continue
             error = status.from_proto(result.error) if result.HasField("error") else None
-            if error is not None and self.is_open(result):
+            if error is not None and getattr(result, "unanswered", False):  # by another shard
                 missing = missing or error
             else:
                 self._tell(at, error or result)
         if missing is not None:
             raise missing
-
-    def is_open(self, result: Any) -> bool:
-        """Whether a repeat may tell what became of this one."""
-        return False
 
     def _tell(self, at: int, result: Any) -> None:
         part, index = self._asked[at]
@@ -158,10 +154,6 @@ class RescheduleCall(Ask):
             dues.extend(due.value for due in self._dues)
         return request
 
-    def is_open(self, result: timer_pb2.RescheduleResult) -> bool:
-        """Whether the shard that has the timer did not answer the one that was asked."""
-        return result.unanswered
-
 
 def _ref(ref: Ref) -> timer_pb2.TimerRef:
     if isinstance(ref, TimerHandle):
@@ -179,7 +171,7 @@ async def ask(
     """A result of the shard for each, as `read` reads it.
 
     Raises DuemqErrors: of the first that has one.  What a shard says will do later is asked again
-    until `request_timeout_s`.
+    until `request_timeout_s`; what is TooLarge with fewer others.
     """
     timeout_s = calls.timeout_s
     deadline = time.monotonic() + timeout_s
@@ -189,33 +181,34 @@ async def ask(
     errors: dict[int, DuemqError] = {}
 
     async def attempt(left_s: float) -> None:
-        pending = [each for each in enumerate(refs) if each[0] not in results]
-        part = Part(len(pending))
-        begins = [partial(kind, shard, time.monotonic(), deadline) for shard in range(shards)]
-        way = kind, due.field if due is not None else 0
-        for start in range(0, len(pending), SLICE):
-            if start:
-                await asyncio.sleep(0)
-            _gather(calls, begins, way, part, due, pending[start : start + SLICE])
         errors.clear()
-        try:
-            if pending:
+        heard, most = False, SLICE
+        while pending := [p for p in enumerate(refs) if p[0] not in results and p[0] not in errors]:
+            part = Part(len(pending))
+            begins = [partial(kind, shard, time.monotonic(), deadline) for shard in range(shards)]
+            for start in range(0, len(pending), most):
+                if start:
+                    await asyncio.sleep(0)
+                way = kind, due and due.field, most < SLICE and (part, start)
+                _gather(calls, begins, way, part, due, pending[start : start + most])
+            try:
                 async with asyncio.timeout(left_s):
                     await part.done
-        except TimeoutError:
-            raise Timeout(
-                f"no answer within {left_s:g} s: what became of the timers is unknown",
-                retryable=False,
-            ) from None
-        finally:
-            for index, result in part.results.items():
-                if isinstance(result, DuemqError):
-                    errors[index] = result
-                else:
-                    results[index] = read(result)
-        later = [error for error in errors.values() if error.retryable]
-        if not part.heard and later and len(later) == len(errors):
-            raise later[0]
+            except TimeoutError:
+                raise Timeout(
+                    f"no answer within {left_s:g} s: what became of the timers is unknown",
+                    retryable=False,
+                ) from None
+            finally:
+                for index, result in part.results.items():
+                    if not isinstance(result, DuemqError):
+                        results[index] = read(result)
+                    elif not isinstance(result, TooLarge) or most == 1:
+                        errors[index] = result
+            heard |= part.heard
+            most = min(most, len(pending)) // 8 or 1
+        if errors and not heard and all(error.retryable for error in errors.values()):
+            raise errors[min(errors)]
 
     try:
         await retrying.until(deadline, attempt, away_s)
@@ -236,7 +229,7 @@ def with_answers(error: DuemqError, answers: Mapping[int, Any]) -> DuemqError:
 def _gather(
     calls: TimerCalls,
     begins: Sequence[Callable[[], Ask]],
-    way: tuple[type[Ask], int],
+    way: tuple[object, ...],
     part: Part,
     due: Due | None,
     timers: Sequence[tuple[int, Ref]],
