@@ -47,11 +47,10 @@ Chunk = tuple[list[bytes | Outgoing], bool]
 class Intake:
     """One producer's."""
 
-    def __init__(self, outbox: Outbox, frame_bytes: int, keyed: KeyedIntake | None = None) -> None:
+    def __init__(self, outbox: Outbox, keyed: KeyedIntake | None = None) -> None:
         """`keyed`: where messages with timer keys go."""
         self._outbox = outbox
         self._keyed = keyed
-        self._frame_bytes = frame_bytes
 
     def offer(
         self,
@@ -149,13 +148,13 @@ class Intake:
             yield chunk, all_bodies or _are_bodies(chunk)
             if isinstance(chunk[0], bytes):
                 mean_bytes = len(chunk[0]) + RECORD_BYTES
-                count = max(1, min(BLOCK_MESSAGES, self._frame_bytes // mean_bytes))
+                count = max(1, min(BLOCK_MESSAGES, self._outbox.frame_bytes // mean_bytes))
 
     def _bite(self, rest: Iterator[bytes | Outgoing], count: int) -> list[bytes | Outgoing]:
         """The next messages: `count`, or what roughly fills a frame."""
         bite: list[bytes | Outgoing] = []
         size = 0
-        while len(bite) < count and size < self._frame_bytes:
+        while len(bite) < count and size < self._outbox.frame_bytes:
             part = list(islice(rest, min(count - len(bite), LOOK_MESSAGES)))
             if not part:
                 break
@@ -233,9 +232,9 @@ class Intake:
     def _parts(self, bodies: list[bytes], extras: Extras | None) -> list[list[bytes]]:
         message_bytes = RECORD_BYTES + (len(extras.encoded) if extras is not None else 0)
         whole = sum(map(len, bodies)) + message_bytes * len(bodies)
-        if whole <= self._frame_bytes * OVERSHOOT and len(bodies) <= BLOCK_MESSAGES:
+        if whole <= self._outbox.frame_bytes * OVERSHOOT and len(bodies) <= BLOCK_MESSAGES:
             return [bodies]
-        return chunks_of(bodies, message_bytes, self._frame_bytes)
+        return chunks_of(bodies, message_bytes, self._outbox.frame_bytes)
 
 
 def has_timer_keys(chunk: Chunk) -> bool:

@@ -18,7 +18,7 @@ from duemq.producing.batch import NO_LABELS, PLAIN, RECORD_BYTES, Batch, Begun, 
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
 from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import Due
-from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT, KIB, MESSAGE_BYTES_DEFAULT
 from duemq.protocol.message_ids import MessageIds
 from duemq.protocol.route import Queue
 
@@ -77,7 +77,8 @@ class Outbox:
         self.used_bytes = 0
         """Accepted and not yet answered."""
         self.lock = threading.Lock()  # guards growing batches, arrivals, used_bytes, _asleep
-        self.frame_bytes = frame_bytes
+        # A batch may overshoot it by a body.
+        self.frame_bytes = min(frame_bytes, BODY_BYTES_MAX - MESSAGE_BYTES_DEFAULT)
         self._wake_pump = wake_pump
         self.check = check
         self._asleep = True
@@ -267,14 +268,19 @@ def body_of(body: object) -> bytes:
             value=type(body).__name__,
             limit="bytes, bytearray or memoryview",
         )
-    if len(body) > BODY_BYTES_MAX:
-        raise TooLarge(
-            f"body has {len(body)} bytes, {BODY_BYTES_MAX} are allowed at most",
-            field="body",
-            value=len(body),
-            limit=BODY_BYTES_MAX,
-        )
+    check_size(len(body), BODY_BYTES_MAX)
     return body
+
+
+def check_size(size: int, limit: int) -> None:
+    """Of a body.  Raises TooLarge."""
+    if size > limit:
+        raise TooLarge(
+            f"body has {size} bytes, {limit} are allowed at most",
+            field="body",
+            value=size,
+            limit=limit,
+        )
 
 
 def chunks_of(bodies: Sequence[bytes], message_bytes: int, frame_bytes: int) -> list[list[bytes]]:

@@ -97,7 +97,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self._unclosed = weakref.finalize(self, log_unanswered, *gathered)
         # At exit, what is left in a blocking one is sent after that.
         self._unclosed.atexit = not blocking
-        self.intake = Intake(self.outbox, settings.frame_bytes, keyed)
+        self.intake = Intake(self.outbox, keyed)
         self.targets = sender.pump.targets
 
     async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> Receipt:

@@ -99,11 +99,11 @@ class AioMemoryProducer(aio.Producer):
         self._started = False
         self.told_by: _AtOnce | None = None
         self.targets = _Targets(broker)
-        frame_bytes = self._settings.frame_bytes
-        self.outbox = Outbox(self._settings.buffer_bytes, frame_bytes, self._store_arrivals)
+        settings = self._settings
+        self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, self._store_arrivals)
         self._timer_calls = MemoryCalls(self._client, broker, lock)
-        keyed = KeyedIntake(self.outbox, self._timer_calls, self, self._settings.send_timeout_s)
-        self.intake = Intake(self.outbox, frame_bytes, keyed)
+        keyed = KeyedIntake(self.outbox, self._timer_calls, self, settings.send_timeout_s)
+        self.intake = Intake(self.outbox, keyed)
 
     async def start(self) -> None:
         """There is nothing to connect to."""

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from duemq.errors import Closed, InvalidArgument, TooLarge
+from duemq.errors import Closed, InvalidArgument
 from duemq.producing.batch import RECORD_BYTES, Labels
 from duemq.producing.keyed.batch import KeyedBatch, ScheduleCall
 from duemq.producing.keyed.calls import no_shard
-from duemq.producing.outbox import Outbox, Target
+from duemq.producing.outbox import Outbox, Target, check_size
 from duemq.protocol import checks, timer_keys
 from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, DUE_MS_MAX, Due
 from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
@@ -139,11 +139,5 @@ def check_keyed(timer_key: str | None, body_bytes: int, due: Due | None, now_ms:
         raise checks.wrong("delay_level", due.value, "delay or deliver_at beside a timer_key")
     if due.field == DELAYS_MS:
         checks.at_most("delay", due.value, DUE_MS_MAX - now_ms)
-    if body_bytes > MESSAGE_BYTES_DEFAULT:
-        raise TooLarge(
-            f"body has {body_bytes} bytes, {MESSAGE_BYTES_DEFAULT} are allowed at most",
-            field="body",
-            value=body_bytes,
-            limit=MESSAGE_BYTES_DEFAULT,
-        )
+    check_size(body_bytes, MESSAGE_BYTES_DEFAULT)
     return due

@@ -5,7 +5,8 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq.message import Outgoing
 from duemq.producing.intake import FIRST_CHUNK_MESSAGES, LOOK_MESSAGES, Intake
-from duemq.producing.outbox import Outbox
+from duemq.producing.outbox import Outbox, Target
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT
 from duemq.testing import MemoryCluster
 
 FRAME_BYTES = 100_000
@@ -13,7 +14,7 @@ FRAME_BYTES = 100_000
 
 @pytest.fixture
 def intake():
-    return Intake(Outbox(1 << 30, FRAME_BYTES, lambda: None), FRAME_BYTES)
+    return Intake(Outbox(1 << 30, FRAME_BYTES, lambda: None))
 
 
 def chunks(intake, messages):
@@ -62,3 +63,13 @@ def test_empty_labels_are_none():
     cluster.producer().send("orders", b"", key="", tag="", ordering_key="", properties={})
     (message,) = cluster.messages("orders")
     assert (message.key, message.tag, message.ordering_key) == (None, None, None)
+
+
+def test_a_list_goes_in_batches_that_brokers_take_however_large_a_frame_may_be():
+    """It may overshoot the frame, and its spans come on top."""
+    intake = Intake(Outbox(1 << 30, BATCH_BYTES_DEFAULT, lambda: None))
+    pieces = []
+    given = [bytes(90_000)] * 100
+    intake.offer_chunk(Target("t", (), traced=False), (given, True), Outgoing(b""), pieces)
+    assert sum(count for _, _, count in pieces) == len(given)
+    assert max(batch.size for batch, _, _ in pieces) < BATCH_BYTES_DEFAULT

@@ -49,7 +49,7 @@ class Producer:
 
     def __init__(self, sampler, provider=Provider):
         self.outbox = Outbox(1 << 30, 1 << 20, lambda: None)
-        self.intake = Intake(self.outbox, 1 << 20)
+        self.intake = Intake(self.outbox)
         self.target = Target("orders", (), traced=True)
         self.provider = provider(sampler=sampler, shutdown_on_exit=False)
         self.sink = Sink()

@@ -15,6 +15,7 @@ from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.protocol.due import DELAYS_MS, Due
+from duemq.protocol.limits import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_DEFAULT
 from duemq.settings import ClientSettings
 from duemq.v1.message_pb2 import TimerHandle
 
@@ -98,6 +99,19 @@ async def test_a_message_whose_producer_closes_meanwhile_is_refused(calls):
     with pytest.raises(Closed):
         KeyedIntake(outbox, calls, None, 30).add(*given, if_absent=False)
     assert outbox.used_bytes == 0
+
+
+async def test_a_request_is_no_larger_than_a_shard_takes_however_large_a_frame_may_be(calls):
+    outbox = Outbox(1 << 30, BATCH_BYTES_DEFAULT, lambda: None)
+    owner = SimpleNamespace(open_target=None, settled=lambda batch: None)
+    intake = KeyedIntake(outbox, calls, owner, 30)
+    target, body = Target("t", (), traced=False), bytes(MESSAGE_BYTES_DEFAULT)
+    for key in ("k", "l"):
+        given = target, None, body, NO_EXTRAS, Due(DELAYS_MS, 5), 1, NO_LABELS, None, key
+        intake.add(*given, if_absent=False)
+    sizes = [batch.size for batch in intake]
+    await calls.close()
+    assert max(sizes) < BATCH_BYTES_DEFAULT < sum(sizes)
 
 
 async def test_a_flush_does_not_wait_for_what_another_thread_asks_behind_it(calls, monkeypatch):
