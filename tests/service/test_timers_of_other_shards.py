@@ -23,7 +23,7 @@ from duemq.v1 import (
 )
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.place import Place
-from duemq_server.timer_service.edge import broker_link, cancel_requests
+from duemq_server.timer_service.edge import broker_link, cancel_requests, inspector
 from duemq_server.timer_service.edge.others import other_shards
 from duemq_server.timer_service.edge.others.other_shards import (
     NOWHERE_ELSE,
@@ -61,9 +61,9 @@ async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Sh
     second = shards.running[1]
     new = await send_to(cluster, 1, b"new", HOUR_MS)
     await second.until(lambda stats: stats.pending == 1)
-    inspector = stubs.TimerInspectorStub(second.connection)
+    stub = stubs.TimerInspectorStub(second.connection)
     asked = timer_inspector_pb2.GetTimersRequest(handles=[old, new, old])
-    found = (await inspector.GetTimers(asked)).timers
+    found = (await stub.GetTimers(asked)).timers
     assert [each.record.body for each in found] == [b"old", b"new", b"old"]
     assert {each.state for each in found} == {timer_inspector_pb2.TIMER_PENDING}
 
@@ -78,6 +78,23 @@ async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Sh
     await comes(cluster, b"old")
     await comes(cluster, b"new")
     assert bodies_of(await delivered(cluster)) == [b"new", b"old"]
+
+
+async def test_of_several_shards_timers_as_many_are_told_as_fit_in_an_answer(
+    cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shards.start(0, 1)
+    old = await send_to(cluster, 1, b"old", HOUR_MS)
+    await shards.running[0].until(lambda stats: stats.pending == 1)
+    await shards.change(2)
+    second = shards.running[1]
+    new = await send_to(cluster, 1, b"new", HOUR_MS)
+    await second.until(lambda stats: stats.pending == 1)
+    monkeypatch.setattr(inspector, "BYTES_MAX", 1)
+    stub = stubs.TimerInspectorStub(second.connection)
+    for first in (old, new):
+        asked = timer_inspector_pb2.GetTimersRequest(handles=[first, old, new])
+        assert [each.handle for each in (await stub.GetTimers(asked)).timers] == [first]
 
 
 async def test_a_cancel_that_waits_goes_to_who_took_the_timer_over_meanwhile(

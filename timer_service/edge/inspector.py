@@ -35,7 +35,7 @@ from duemq_server.timer_service.scheduling.cancelling import (
 )
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import Cancelled
-from duemq_server.timer_service.views.listing import Listed, Position, Wanted
+from duemq_server.timer_service.views.listing import BYTES_MAX, Listed, Position, Wanted
 
 SERVICE = timer_inspector_pb2.DESCRIPTOR.services_by_name["TimerInspector"]
 _STATES = {
@@ -99,10 +99,12 @@ class TimerInspectorServicer:
         moved = await self._pass_on(request, await names.moved(request.handles, unknown))
         infos = told | here | moved
         response = timer_inspector_pb2.GetTimersResponse()
+        size = 0
         for at in range(len(request.handles)):
             info = infos[at]
-            if info is None:  # as many as fit
+            if info is None or size > BYTES_MAX:  # as many as fit, of all shards together
                 break
+            size += info.ByteSize()
             response.timers.append(info)
         return response
 
