@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from duemq.errors import TopicNotFound
-from duemq.protocol import names
+from duemq.protocol import checks, names
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.v1 import admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pull_requests import PullRequests
@@ -85,6 +86,7 @@ class AdminServicer:
         self, request: admin_pb2.PurgeTopicRequest, _: Any
     ) -> admin_pb2.TopicDescription:
         """Takes records out of a topic's queues."""
+        checks.count("cuts", len(request.cuts), 0, QUEUES_MAX, "in a request")
         cuts = {cut.queue_id: cut.before_offset for cut in request.cuts}
         await self._commits.wait(
             offset_changes.purge(self._store, request.name, cuts, request.topic_id)

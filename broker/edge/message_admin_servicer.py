@@ -124,6 +124,7 @@ class MessageAdminServicer:
     ) -> message_admin_pb2.MarkResentResponse:
         """Notes that dead letters were sent again."""
         names.check_group(request.group)
+        checks.count("offsets", len(request.offsets), 0, FOUND_MAX, "in a request")
         settled = offset_changes.mark_resent(
             self._store, request.group, request.queue_id, request.offsets
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from duemq.errors import Unavailable
 from duemq.protocol import checks, names
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.records.timer_claims import Decision, Service
@@ -54,6 +55,8 @@ class TimerAdminServicer:
         service = Service(
             asked.id, asked.name, asked.shard, asked.shards, asked.key_shards, asked.empty
         )
+        checks.count("queue_ids", len(request.queue_ids), 0, QUEUES_MAX, "in a request")
+        checks.count("ends", len(request.ends), 0, QUEUES_MAX, "in a request")
         ends = {each.queue_id: each.offset for each in request.ends}
         checks.count("formers", len(request.formers), 0, FORMERS_MAX, "in a request")
         decision, settled = timer_queue_changes.claim(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from duemq.errors import InvalidArgument, Unavailable
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.protocol.names import TIMER_TOPIC
 from duemq.v1 import broker_pb2, timer_admin_pb2
 from duemq_server.broker.edge.commits import Commits
@@ -60,3 +61,20 @@ async def test_a_clock_that_is_set_makes_no_owner_look_gone() -> None:
         assert listed.queues[0].since_ms == NOW_MS
     now_ms, steady_ms = now_ms - 10 * HOUR_MS, steady_ms + HOUR_MS
     await servicer.ReleaseTimerQueues(release, None)
+
+
+@pytest.mark.parametrize("field", ["queue_ids", "ends"])
+async def test_a_claim_names_no_more_queues_than_there_can_be(field: str) -> None:
+    store = opened(FaultyDisk())
+    settle(store)
+    servicer = TimerAdminServicer(
+        store, Commits(1 << 40), STORE_ID, lambda: NOW_MS, lambda: STEADY_MS
+    )
+    queues = {"queue_ids": 0, "ends": broker_pb2.TimerQueueEnd()}
+    request = broker_pb2.ClaimTimerQueuesRequest(
+        service=broker_pb2.TimerService(id=TIMERS.id, name="t1", shards=1),
+        **{field: [queues[field]] * (QUEUES_MAX + 1)},
+    )
+    with pytest.raises(InvalidArgument, match=f"{field}: 1025 in a request, at most 1024"):
+        await servicer.claim(request)
+    assert not store.timer_owners.ids()
