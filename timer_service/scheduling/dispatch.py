@@ -292,8 +292,16 @@ class Dispatcher:
             for lane in peer.lanes.values():
                 lane.retry_at_ms += by_ms if lane.retry_at_ms else 0
 
-    def why_not(self, target: TargetId) -> str:
-        """Why nothing can be sent for a target; empty: as far as is known, it can."""
+    def refusals(self) -> dict[str, str]:
+        """Why brokers do not take what they are sent, by topic."""
+        lanes = (lane for lane in self.lanes() if lane.failures)
+        return {lane.id.topic: lane.reason for lane in lanes}
+
+    def why_not(self, target: TargetId, refusals: Mapping[str, str]) -> str:
+        """Why nothing can be sent for a target; empty: as far as is known, it can.
+
+        `refusals`: as they are now.
+        """
         if self._fence:
             return self._fence
         if target.topic in self._holds.topics:
@@ -309,8 +317,7 @@ class Dispatcher:
             return f"broker {target.broker} is away"
         if not any(self.peer(name).connected for name in queues):
             return "all brokers of the topic are away"
-        lanes = (lane for lane in self.lanes() if lane.failures and lane.id.topic == target.topic)
-        return next((lane.reason for lane in lanes), "")
+        return refusals.get(target.topic, "")
 
     def next_retry_ms(self, broker: str, now_ms: int, ahead_ms: int = 0) -> int:
         """When `sendable`, asked as it was at this `now_ms`, may have something that it held back.

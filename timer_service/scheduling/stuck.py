@@ -19,9 +19,10 @@ def find(scheduler: Scheduler) -> Counter[Stuck]:
     """How many are stuck; cancelled ones that were not met yet included."""
     found: Counter[Stuck] = Counter()
     dispatcher, targets = scheduler.dispatcher, scheduler.numbers.targets
+    refusals = dispatcher.refusals()  # once: there may be thousands of targets, and of lanes
     waiting = [(targets[each], dispatcher.due.waiting_for(each)) for each in dispatcher.due.turns()]
     for target, count in (*waiting, *scheduler.segments.parked_counts().items()):
-        reason = dispatcher.why_not(target)
+        reason = dispatcher.why_not(target, refusals)
         if reason:
             found[Stuck(target.topic, reason)] += count
     for lane in dispatcher.lanes():

@@ -1,6 +1,12 @@
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 
 from duemq.protocol.limits import BATCHES_MAX
+from duemq_server.timer_service.scheduling import stuck
 from duemq_server.timer_service.scheduling.dispatch import (
     FAILOVER_AFTER_MS,
     NEVER,
@@ -177,8 +183,8 @@ def test_nothing_goes_to_a_topic_without_a_route() -> None:
 
     assert dispatcher.choose(TargetId("home", "unknown", -1), NOW) is None
     assert dispatcher.choose(TargetId("home", "unknown", 0), NOW) is None
-    assert dispatcher.why_not(TargetId("home", "unknown", 0)) == "no broker serves the topic"
-    assert dispatcher.why_not(KEYED) == ""
+    assert dispatcher.why_not(TargetId("home", "unknown", 0), {}) == "no broker serves the topic"
+    assert dispatcher.why_not(KEYED, dispatcher.refusals()) == ""
 
 
 def test_of_a_topic_with_fewer_queues_than_before_another_queue_takes_over() -> None:
@@ -197,7 +203,7 @@ def test_a_fenced_shard_sends_nothing() -> None:
 
     assert dispatcher.choose(ANY, NOW) is None
     assert dispatcher.sendable("home", NOW, 100) == []
-    assert dispatcher.why_not(ANY) == "another has taken over"
+    assert dispatcher.why_not(ANY, {}) == "another has taken over"
     assert dispatcher.set_fence("")
     assert not dispatcher.set_fence("")
     assert len(dispatcher.sendable("home", NOW, 100)) == 1
@@ -380,3 +386,30 @@ def test_a_request_has_no_more_batches_than_a_broker_takes() -> None:
     sent = [dispatcher.sendable("home", NOW, 1 << 20) for _ in range(2)]
 
     assert [len(each) for each in sent] == [BATCHES_MAX, 1]
+
+
+def test_what_is_stuck_is_told_by_one_look_at_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all topics at the full hour, say: all else would wait for it."""
+    dispatcher = dispatcher_with(home=3)
+    targets = [TargetId("home", "t", queue) for queue in range(3)]
+    for number in range(3):
+        dispatcher.due.add(number, ids(number))
+    batch = push(dispatcher, dispatcher.lane(LaneId("home", "t", 0)))
+    batch.lane.sent(batch)
+    batch.lane.answered(batch, FireOutcome.REJECTED, NOW, 0.5, "no")
+    looks, lanes = [0], dispatcher.lanes
+
+    def looked_at() -> Iterator[FireLane]:
+        looks[0] += 1
+        return lanes()
+
+    monkeypatch.setattr(dispatcher, "lanes", looked_at)
+    segments = SimpleNamespace(parked_counts=dict)
+    scheduler: Any = SimpleNamespace(
+        dispatcher=dispatcher, numbers=SimpleNamespace(targets=targets), segments=segments
+    )
+
+    found = stuck.find(scheduler)
+
+    assert found == {stuck.Stuck("t", "no"): 4}
+    assert looks == [2]
