@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -133,6 +133,9 @@ class DispatchedTimers:
         self._now_ms = now_ms
         self._batches: list[Replayed] = []
         self._by_position: dict[int, Replayed] = {}
+        self._of_lane: defaultdict[FireLane, list[Replayed]] = defaultdict(list)
+        self._saved: dict[int, FireBatch] | None = None
+        """Batches of the checkpoint that were on their way, by position; None: nobody asked yet."""
         self._unseen = Unseen()
         self._keys_changed: dict[int, int] = {}  # position of the last entry, by a key's hash
 
@@ -151,6 +154,7 @@ class DispatchedTimers:
         self._note(found, len(self._batches))
         self._batches.append(batch)
         self._by_position[entry.position] = batch
+        self._of_lane[lane].append(batch)
         scheduler.ledger.fired += count
         scheduler.topics.of(found.lane.topic).fired += count
         scheduler.ledger.in_flight += count
@@ -177,21 +181,23 @@ class DispatchedTimers:
 
     def _ack_saved(self, position: int) -> None:
         """A batch that was on its way when the checkpoint was made."""
-        for lane in self._scheduler.dispatcher.lanes():
-            for batch in lane.unacked:
-                if batch.position == position:
-                    lane.forget(batch)
-                    self._scheduler.dispatcher.stored(batch)
-                    self._scheduler.ledger.in_flight -= batch.count
-                    return
-        raise Corrupt(f"an acknowledged batch at {position} is unknown")
+        dispatcher = self._scheduler.dispatcher
+        if self._saved is None:
+            lanes = dispatcher.lanes()
+            self._saved = {batch.position: batch for lane in lanes for batch in lane.unacked}
+        batch = self._saved.pop(position, None)
+        if batch is None:
+            raise Corrupt(f"an acknowledged batch at {position} is unknown")
+        batch.lane.forget(batch)
+        dispatcher.stored(batch)
+        self._scheduler.ledger.in_flight -= batch.count
 
     def _epoch(self, entry: Entry) -> None:
         restarted = log_entries.decode_epoch(entry.body)
         lane = self._scheduler.dispatcher.lane(restarted.lane)
         lane.restart(restarted.epoch)
-        for batch in self._batches:
-            if batch.lane is lane and not batch.acked:
+        for batch in self._of_lane[lane]:
+            if not batch.acked:
                 batch.sequence = lane.next_sequence
                 lane.next_sequence += 1
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
 from duemq.errors import Corrupt
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.timer_service.disk.data_directory import open_directory
+from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.log_entries import Dispatched
-from tests.property.timer_world import DATA, LIMITS, SOURCE, START_MS, World
+from tests.property.timer_world import DATA, LIMITS, SOURCE, START_MS, TOPICS, World
 from tests.unit.timer_service.scheduling.test_scheduler import HOUR_MS, fire, world_with
 
 
@@ -36,6 +39,38 @@ def test_what_was_stored_after_the_checkpoint_counts_for_nothing_any_more() -> N
     assert [batch.count for batch in lane.unacked] == [1]
     assert lane.unacked_bytes == waiting
     assert world.scheduler.dispatcher.peer(lane.id.broker).unacked_bytes == waiting
+
+
+def test_the_lanes_are_looked_through_once_however_many_batches_were_stored_since(
+    monkeypatch,
+) -> None:
+    """A start with 20,000 lanes took 4 s for 2,000 acknowledgements of batches of its checkpoint,
+    for it looked through all lanes for each."""
+    world = World()
+    topics = [f"topic-{number}" for number in range(10)]
+    world.set_topics(topics)
+    for topic in topics:
+        monkeypatch.setitem(TOPICS, topic, 1)
+        world.broker.accept([START_MS], 10, topic)
+    world.ingest(10)
+    world.tick()
+    world.tick()
+    world.sync()
+    assert sum(len(lane.unacked) for lane in world.scheduler.dispatcher.lanes()) == 10
+    world.checkpoint()
+    while any(lane.unacked for lane in world.scheduler.dispatcher.lanes()):
+        world.send()
+    world.broker.accept([START_MS + 1_000], 10, topics[0])
+    world.ingest(1)
+    world.now_ms = START_MS + 1_000
+    world.tick()  # its entry takes the acknowledgements along
+    world.sync()
+    looks = Mock(wraps=Dispatcher.lanes)
+    monkeypatch.setattr(Dispatcher, "lanes", lambda dispatcher: looks(dispatcher))
+
+    world.kill()
+
+    assert looks.call_count < 10
 
 
 def test_what_came_after_the_checkpoint_is_told_to_brokers() -> None:
