@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 from duemq.errors import FencedTimer, Unavailable
 from duemq.protocol.names import TIMER_TOPIC
-from duemq.protocol.route import Broker, Queue, RouteCache
+from duemq.protocol.route import Broker, Queue, Route, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.broker_link import BrokerLink
 from duemq_server.timer_service.scheduling.clocks import SLACK_MS, STEP_MS_TO_SAY, ClockSteps
+from duemq_server.timer_service.scheduling.dispatch import Queues
 from duemq_server.timer_service.settings import Settings
 from duemq_server.timer_service.shard import Shard
 
@@ -61,7 +62,8 @@ class BrokerLinks:
         self._watch = ClockSteps(now_ms(), steady_ms())
         self._clocks = asyncio.create_task(self._watch_clocks(), name="clocks")
         self._stopping: set[asyncio.Task[None]] = set()
-        self._queues: Mapping[str, Mapping[str, int]] = {}
+        self._seen: dict[str, Route] = {}
+        self._queues: dict[str, Queues] = {}  # writable, as they were last; also of topics gone
         shard.log_loop.on_sendable = self._kick
 
     def changed(self) -> None:
@@ -87,18 +89,30 @@ class BrokerLinks:
         self._routes_changed = asyncio.Event()
 
     def _set_routes(self) -> None:
-        queues = _writable(self._routes)
-        for topic, of_brokers in queues.items():
-            for broker, count in of_brokers.items():
-                before = self._queues.get(topic, {}).get(broker, 0)
-                if count < before:
-                    log.warning(
-                        "topic %s has %d queues at broker %s now, it had %d: delayed messages for"
-                        " queue %d and above go to queue %% %d",
-                        *(topic, count, broker, before, count, count),
-                    )
-        self._queues = {**self._queues, **queues}
+        """Looks only into routes that changed: there may be tens of thousands."""
+        before, self._seen = self._seen, {}
+        queues: dict[str, Queues] = {}
+        for topic in self._routes.topics:
+            route = self._routes.route(topic)
+            if route is not None:
+                if before.get(topic) is not route:
+                    self._queues[topic] = self._writable(route)
+                self._seen[topic] = route
+                queues[topic] = self._queues[topic]
         self._shard.scheduler.dispatcher.set_routes(queues)
+
+    def _writable(self, route: Route) -> Queues:
+        """Says where there are fewer queues than there were."""
+        before = self._queues.get(route.topic, {})
+        queues = {b.broker: b.queues for b in route.brokers if b.writable}
+        for broker, count in queues.items():
+            if count < before.get(broker, 0):
+                log.warning(
+                    "topic %s has %d queues at broker %s now, it had %d: delayed messages for"
+                    " queue %d and above go to queue %% %d",
+                    *(route.topic, count, broker, before[broker], count, count),
+                )
+        return queues
 
     @property
     def service(self) -> broker_pb2.TimerService:
@@ -402,12 +416,3 @@ async def _nothing() -> None:
 
 def _same(one: Broker, other: Broker) -> bool:
     return one.address == other.address and one.store_id == other.store_id
-
-
-def _writable(routes: RouteCache) -> Mapping[str, Mapping[str, int]]:
-    table: dict[str, dict[str, int]] = {}
-    for topic in routes.topics:
-        route = routes.route(topic)
-        if route is not None:
-            table[topic] = {b.broker: b.queues for b in route.brokers if b.writable}
-    return table
