@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
+from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held, SavedLane
 from duemq_server.timer_service.scheduling.fire_lane import FireLane
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.rows import Blob, Rows, runs
@@ -36,7 +36,7 @@ def capture(
         ledger=dataclasses.replace(scheduler.ledger),
         sources=[dataclasses.replace(source) for source in scheduler.numbers.sources],
         targets=list(scheduler.numbers.targets),
-        lanes=[_copy(lane) for lane in scheduler.dispatcher.lanes()],
+        lanes=[_saved(lane) for lane in scheduler.dispatcher.lanes()],
         tombstones=scheduler.tombstones.items(),
         lengths={name: scheduler.segments.lengths[name] for name in files},
         blocks=[dataclasses.replace(each) for each in scheduler.segments.blocks()],
@@ -62,10 +62,9 @@ def capture(
     )
 
 
-def _copy(lane: FireLane) -> FireLane:
-    copy = FireLane(lane.id, lane.epoch, lane.next_sequence)
-    copy.unacked.extend(dataclasses.replace(batch) for batch in lane.unacked)
-    return copy
+def _saved(lane: FireLane) -> SavedLane:
+    unacked = [dataclasses.replace(batch) for batch in lane.unacked] if lane.unacked else ()
+    return SavedLane(lane.id, lane.epoch, lane.next_sequence, unacked)
 
 
 def _held(scheduler: Scheduler) -> list[Held]:

@@ -34,7 +34,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,15 @@ class Held:
     data: memoryview = dataclasses.field(default=memoryview(b""), repr=False, compare=False)
 
 
+class SavedLane(NamedTuple):
+    """A lane: there may be some hundred thousand, most of them idle."""
+
+    id: LaneId
+    epoch: int
+    next_sequence: int
+    unacked: Sequence[FireBatch] = ()
+
+
 @dataclasses.dataclass
 class CheckpointState:
     """What a checkpoint says."""
@@ -86,7 +95,7 @@ class CheckpointState:
     ledger: Ledger
     sources: list[Source]
     targets: list[TargetId]
-    lanes: list[FireLane]
+    lanes: Sequence[SavedLane]
     tombstones: list[tuple[int, int, int, int]]
     lengths: dict[str, int]
     blocks: list[Block]
@@ -302,7 +311,7 @@ def _skipped(saved: list[list[list[int]]]) -> tuple[tuple[int, int], ...]:
     return tuple((start, end) for each in saved for start, end in each)
 
 
-def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[FireLane]:
+def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[SavedLane]:
     batches = iter(arrays["batches"].reshape(-1, 5).tolist())
     due_ms, columns = arrays["batch_due_ms"], arrays["batch_columns"].tobytes()
     records = arrays["batch_records"].tobytes()
@@ -310,6 +319,7 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[FireLane]:
     lanes = []
     for broker, topic, queue_id, epoch, next_sequence, unacked in table:
         lane = FireLane(LaneId(broker, topic, queue_id), epoch)
+        batches_of: list[FireBatch] = []
         for _ in range(unacked):
             sequence, position, end, count, length = next(batches)
             sizes, tags, keys = (
@@ -317,12 +327,12 @@ def _decode_lanes(table: list[list[Any]], arrays: Arrays) -> list[FireLane]:
             )
             dues = due_ms[rows : rows + count]
             body = records[at : at + length]
-            batch = FireBatch(lane, sequence, position, end, body, sizes, tags, keys, dues, True)
-            lane.push(batch)
+            batches_of.append(
+                FireBatch(lane, sequence, position, end, body, sizes, tags, keys, dues, True)
+            )
             rows += count
             at += length
-        lane.next_sequence = next_sequence
-        lanes.append(lane)
+        lanes.append(SavedLane(lane.id, epoch, next_sequence, batches_of))
     return lanes
 
 

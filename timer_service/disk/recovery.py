@@ -28,12 +28,11 @@ from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.tools.set_aside import GAP
-from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held
+from duemq_server.timer_service.disk.checkpoint_state import CheckpointState, Held, SavedLane
 from duemq_server.timer_service.disk.dispatched import DispatchedTimers
 from duemq_server.timer_service.disk.topic_recount import recount
 from duemq_server.timer_service.far.far_block import REMEDY
 from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
-from duemq_server.timer_service.scheduling.fire_lane import FireLane
 from duemq_server.timer_service.scheduling.keyed import keyed_state
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
@@ -115,7 +114,7 @@ class Recovery(DispatchedTimers):
             raise Corrupt(f"bodies of timers at {place} are not what was written. {REMEDY}")
         self._scheduler.tiers.admit(rows, Blob(data, held.home, held.start), self._now_ms)
 
-    def _restore_lane(self, saved: FireLane) -> None:
+    def _restore_lane(self, saved: SavedLane) -> None:
         lane = self._scheduler.dispatcher.lane(saved.id)
         lane.epoch = saved.epoch
         for batch in saved.unacked:

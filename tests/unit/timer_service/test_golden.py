@@ -94,8 +94,7 @@ def checkpoint_state() -> state.CheckpointState:
     due_ms = np.array(DUE_MS[:2], dtype=np.int64)
     records = BODIES[0] + BODIES[1]
     sizes = np.array([6, 7], dtype="<u4").tobytes()
-    lane.push(FireBatch(lane, 41, 144, 280, records, sizes, hashes, hashes, due_ms, True))
-    lane.next_sequence = 42
+    batch = FireBatch(lane, 41, 144, 280, records, sizes, hashes, hashes, due_ms, True)
     body = b"".join(BODIES)
     return state.CheckpointState(
         position=4_096,
@@ -104,7 +103,7 @@ def checkpoint_state() -> state.CheckpointState:
         ledger=Ledger(accepted=10, fired=3, cancelled=2, in_flight=2),
         sources=[Source(SOURCES[0], "broker-0", 9, 7, 9), Source(SOURCES[1], "broker-1", 4, 0, 4)],
         targets=TARGETS,
-        lanes=[lane],
+        lanes=[state.SavedLane(LANE, 1, 42, [batch])],
         tombstones=[(0, 8, DUE_MS[1], True), (1, 2, DUE_MS[0], False)],
         lengths={"0000381504-00001.due": 512},
         blocks=[
