@@ -340,7 +340,7 @@ class DispatchedTimers:
         topics = {self._batches[number].lane.id.topic for number in unseen}
         for target in parked:
             if target.topic in topics:
-                self._take(segments.load_parked(target, LOAD_ROWS, LOAD_BYTES))
+                self._take(segments.load_parked([target], LOAD_ROWS, LOAD_BYTES))
                 loaded = True
         return loaded
 

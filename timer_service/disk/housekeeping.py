@@ -308,7 +308,7 @@ class Housekeeper:
         return scheduler.segments.load(horizon, rows, size)
 
     def _park(self, now_ms: int) -> Flush | None:
-        """Moves due timers to disk whose target is away, when memory is short or the log long."""
+        """Moves due timers to disk whose targets are away, when memory is short or the log long."""
         if self._is_put_off(Flush, now_ms):
             return None
         held = self._log_is_held() and self._scheduler.dispatcher.due.waiting
@@ -316,8 +316,8 @@ class Housekeeper:
         if not held and (few or not self._pressed()):
             return None
         self._needed_from = self._log.end_position if held else self._needed_from
-        target = self._parking.stuck(now_ms)
-        return None if target is None else self._parking.begin(target, now_ms)
+        targets = self._parking.stuck(now_ms)
+        return self._parking.begin(targets, now_ms) if targets else None
 
     def _log_is_held(self) -> bool:
         """Whether timers in memory keep too much of the log from being deleted."""
@@ -331,10 +331,16 @@ class Housekeeper:
         scheduler = self._scheduler
         if self._short_of_room():
             return None
+        targets, rows = [], 0
         for target in scheduler.segments.parked():
             if self._parking.can_unpark(target, now_ms):
-                return scheduler.segments.load_parked(target, LOAD_ROWS_MAX, LOAD_BYTES_MAX)
-        return None
+                targets.append(target)
+                rows += scheduler.segments.parked_for(target)
+                if rows >= LOAD_ROWS_MAX:
+                    break
+        if not targets:
+            return None
+        return scheduler.segments.load_parked(targets, LOAD_ROWS_MAX, LOAD_BYTES_MAX)
 
     def _short_of_room(self) -> bool:
         near, limits = self._scheduler.near, self._scheduler.limits

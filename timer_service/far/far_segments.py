@@ -130,10 +130,7 @@ class FarSegments:
 
     def parked_counts(self) -> dict[TargetId, int]:
         """How many timers are parked, by target."""
-        return {
-            target: sum(block.count - block.cursor for block in blocks)
-            for target, blocks in self._parked.items()
-        }
+        return {target: self.parked_for(target) for target in self._parked}
 
     def next_due_ms(self) -> int | None:
         """Due time of the first timer not loaded, parked ones apart."""
@@ -149,9 +146,12 @@ class FarSegments:
         pieces: Sequence[Piece],
         tables: NumberTables,
         now_ms: int,
-        parked: TargetId | None = None,
+        parked: Sequence[TargetId] = (),
     ) -> Flush:
-        """A job that writes a memtable out, or timers to be parked; `flushed` takes it over."""
+        """A job that writes a memtable out, or timers to be parked; `flushed` takes it over.
+
+        `parked`: for which target, of each piece; those of one follow each other.
+        """
         return Flush(self.directory, self._disk, pieces, tables, dict(self.lengths), now_ms, parked)
 
     def flushed(self, flush: Flush) -> None:
@@ -166,11 +166,15 @@ class FarSegments:
         chosen = [each for due, _, each in self._blocks if due < horizon_ms]
         return self._load(chosen, horizon_ms, rows_max, bytes_max)
 
-    def load_parked(self, target: TargetId, rows_max: int, bytes_max: int) -> Load:
-        """As `load`, of the timers parked for a target."""
-        blocks = self._parked[target]
+    def parked_for(self, target: TargetId) -> int:
+        """How many timers are parked for a target."""
+        return sum(each.count - each.cursor for each in self._parked[target])
+
+    def load_parked(self, targets: Iterable[TargetId], rows_max: int, bytes_max: int) -> Load:
+        """As `load`, of the timers parked for these targets."""
+        blocks = [each for target in targets for each in self._parked[target]]
         horizon_ms = max(each.last_due_ms for each in blocks) + 1
-        return self._load(list(blocks), horizon_ms, rows_max, bytes_max)
+        return self._load(blocks, horizon_ms, rows_max, bytes_max)
 
     def _load(
         self, blocks: Sequence[Block], horizon_ms: int, rows_max: int, bytes_max: int
@@ -193,10 +197,11 @@ class FarSegments:
             left = [each for _, _, each in self._blocks if each.cursor < each.count]
             self._blocks = [(each.next_due_ms, next(self._number), each) for each in left]
             heapq.heapify(self._blocks)
-            for target, blocks in list(self._parked.items()):
-                self._parked[target] = [each for each in blocks if each.cursor < each.count]
-                if not self._parked[target]:
-                    del self._parked[target]
+            for target in {piece.block.parked for piece in load.pieces}:
+                if target is not None:
+                    blocks = self._parked.pop(target)
+                    if blocks := [each for each in blocks if each.cursor < each.count]:
+                        self._parked[target] = blocks
 
     def look_up(
         self, queries: Sequence[Query], number_of: Callable[[SourceId], int | None]
@@ -297,7 +302,7 @@ class Flush:
         tables: NumberTables,
         lengths: dict[str, int],
         now_ms: int,
-        parked: TargetId | None,
+        parked: Sequence[TargetId],
     ) -> None:
         self._parked = parked
         self._directory = directory
@@ -337,16 +342,24 @@ class Flush:
                     file.close()
 
     def _write_blocks(self) -> None:
-        rows = concatenate([rows for rows, _ in self.pieces])
-        piece_of = np.repeat(np.arange(len(self.pieces)), [len(rows) for rows, _ in self.pieces])
+        if not self._parked:
+            self._write_pieces(self.pieces, None)
+            return
+        together = zip(self._parked, self.pieces, strict=True)
+        for target, parked in itertools.groupby(together, key=lambda each: each[0]):
+            self._write_pieces([piece for _, piece in parked], target)
+
+    def _write_pieces(self, pieces: Sequence[Piece], parked: TargetId | None) -> None:
+        rows = concatenate([rows for rows, _ in pieces])
+        piece_of = np.repeat(np.arange(len(pieces)), [len(rows) for rows, _ in pieces])
         order = np.lexsort((rows.offset, rows.source, rows.due_ms))
         rows, piece_of = rows.take(order), piece_of.take(order)
         start = 0
         while start < len(rows):
             name = period_file(int(rows.due_ms[start]), self._now_ms)
             end = self._end_of_block(rows, start, name)
-            records = self._records(rows, piece_of, start, end)
-            self._write(name, rows.slice(start, end), records)
+            records = self._records(pieces, rows, piece_of, start, end)
+            self._write(name, rows.slice(start, end), records, parked)
             start = end
 
     def _end_of_block(self, rows: Rows, start: int, name: str) -> int:
@@ -363,9 +376,14 @@ class Flush:
         return low
 
     def _records(
-        self, rows: Rows, piece_of: npt.NDArray[Any], start: int, end: int
+        self,
+        pieces: Sequence[Piece],
+        rows: Rows,
+        piece_of: npt.NDArray[Any],
+        start: int,
+        end: int,
     ) -> list[bytes | memoryview]:
-        blobs = [blob for _, blob in self.pieces]
+        blobs = [blob for _, blob in pieces]
         records: list[bytes | memoryview] = []
         for piece, home, size in zip(
             piece_of[start:end].tolist(),
@@ -377,7 +395,13 @@ class Flush:
             records.append(blobs[piece].data[at : at + size])
         return records
 
-    def _write(self, name: str, rows: Rows, records: list[bytes | memoryview]) -> None:
+    def _write(
+        self,
+        name: str,
+        rows: Rows,
+        records: list[bytes | memoryview],
+        parked: TargetId | None,
+    ) -> None:
         index = block.encode_index(
             rows, block.crcs(records), list(self._tables.sources), list(self._tables.targets)
         )
@@ -406,7 +430,7 @@ class Flush:
                 0,
                 int(due[0]),
                 int(due[-1]),
-                self._parked,
+                parked,
                 0 if hashes is None else len(hashes),
             )
         )

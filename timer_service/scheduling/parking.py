@@ -9,6 +9,9 @@ which says housekeeping.py.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
+
 from duemq_server.timer_service.far.far_segments import Flush
 from duemq_server.timer_service.far.numbering import Numbering
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
@@ -17,8 +20,11 @@ from duemq_server.timer_service.scheduling.tiers import Tiers
 from duemq_server.timer_service.timers.limits import Limits
 from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.near import Near
+from duemq_server.timer_service.timers.wheel import Ids
 
-PARK_ROWS_MAX = 16_384  # due timers moved to disk at once, while their target is away
+# Moved to disk at once: due timers whose targets are away, and such targets.
+PARK_ROWS_MAX = 16_384
+PARK_TARGETS_MAX = 512
 
 
 class Parking:
@@ -41,14 +47,14 @@ class Parking:
         self._near = near
         self._tiers = tiers
 
-    def stuck(self, now_ms: int) -> int | None:
-        """The target with the most due timers of those that do not go."""
+    def stuck(self, now_ms: int) -> list[int]:
+        """The targets with the most due timers of those that do not go, most first."""
         waiting = {
             target: self._due.waiting_for(target)
             for target in self._due.turns()
             if self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
         }
-        return max(waiting, key=lambda target: waiting[target], default=None)
+        return heapq.nlargest(PARK_TARGETS_MAX, waiting, key=lambda target: waiting[target])
 
     def backlog(self, due_ms: int, now_ms: int) -> int:
         """Timers due by `due_ms` that wait and go, one batch after the other."""
@@ -64,11 +70,17 @@ class Parking:
         due = self._near.table.due_ms[self._due.ids_of(target)]
         return int((due <= due_ms).sum())
 
-    def begin(self, target: int, now_ms: int) -> Flush | None:
-        """Takes due timers of a target out of memory, into a job; None: all were cancelled."""
+    def begin(self, targets: Iterable[int], now_ms: int) -> Flush | None:
+        """Takes due timers of targets out of memory, into a job; None: all were cancelled."""
         self._tiers.check_idle()  # nothing is taken yet
-        ids = self._near.live(self._due.take(target, PARK_ROWS_MAX))
-        return self._tiers.begin_park(ids, self._numbers.targets[target], now_ms)
+        taken: list[tuple[Ids, TargetId]] = []
+        left = PARK_ROWS_MAX
+        for target in targets:
+            if left > 0:
+                ids = self._due.take(target, left)
+                left -= len(ids)
+                taken.append((self._near.live(ids), self._numbers.targets[target]))
+        return self._tiers.begin_park(taken, now_ms)
 
     def can_unpark(self, target: TargetId, now_ms: int) -> bool:
         """Whether parked timers of a target could be sent now."""

@@ -16,7 +16,7 @@ over what it did, `undo_flush` takes back what found no space.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -175,14 +175,18 @@ class Tiers:
             self._frozen = KeyList.of(rows for rows, _ in self.flushing)
         return self._segments.flush(self.flushing, self._numbers.tables(), now_ms)
 
-    def begin_park(self, ids: Ids, target: TargetId, now_ms: int) -> Flush | None:
-        """Takes due timers of a target out of memory, into a job; None: all were cancelled."""
+    def begin_park(self, due: Iterable[tuple[Ids, TargetId]], now_ms: int) -> Flush | None:
+        """Takes due timers of these targets out of memory, into a job; None: all were cancelled."""
         self.check_idle()
-        self.flushing = self._near.detach(ids)
+        parked: list[TargetId] = []
+        for ids, target in due:
+            pieces = self._near.detach(ids)
+            self.flushing += pieces
+            parked += [target] * len(pieces)
         self._frozen = KeyList.of(rows for rows, _ in self.flushing)
         if not self.flushing:
             return None
-        return self._segments.flush(self.flushing, self._numbers.tables(), now_ms, target)
+        return self._segments.flush(self.flushing, self._numbers.tables(), now_ms, parked)
 
     def check_idle(self) -> None:
         """Raises InvariantError while a flush is running."""

@@ -128,7 +128,7 @@ def test_what_was_parked_and_dispatched_is_found_before_all_that_is_far() -> Non
     world.now_ms += 5
     world.tick()
     for target in world.scheduler.dispatcher.due.turns():
-        park = world.scheduler.parking.begin(target, world.now_ms)
+        park = world.scheduler.parking.begin([target], world.now_ms)
         assert park is not None
         world.run(park)
     world.run(world.scheduler.tiers.begin_flush(world.now_ms))

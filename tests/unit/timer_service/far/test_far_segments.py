@@ -262,7 +262,7 @@ def test_a_timer_is_found_by_its_due_time_until_it_is_loaded() -> None:
 
 def test_parked_timers_wait_outside_of_the_due_order() -> None:
     segments = FarSegments("/segments", FaultyDisk())
-    flush = segments.flush([timers(NOW - 5, NOW - 4)], TABLES, NOW, TARGET)
+    flush = segments.flush([timers(NOW - 5, NOW - 4)], TABLES, NOW, [TARGET])
     flush.run()
     segments.flushed(flush)
 
@@ -270,7 +270,7 @@ def test_parked_timers_wait_outside_of_the_due_order() -> None:
     assert segments.pending == 2
     assert segments.parked() == [TARGET]
     assert find(segments, 1, 0, NOW - 5)
-    assert len(run(segments, segments.load_parked(TARGET, MANY, MANY))) == 2
+    assert len(run(segments, segments.load_parked([TARGET], MANY, MANY))) == 2
     assert segments.parked() == []
 
 

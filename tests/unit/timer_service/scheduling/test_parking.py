@@ -3,7 +3,7 @@ import pytest
 from duemq.errors import InvariantError
 from duemq_server.timer_service.disk import housekeeping
 from duemq_server.timer_service.scheduling import dispatch, scheduler
-from tests.property.timer_world import LIMITS, START_MS, World
+from tests.property.timer_world import LIMITS, START_MS, TOPICS, World
 from tests.unit.timer_service.scheduling.test_scheduler import HOUR_MS, fire, world_with
 
 
@@ -119,6 +119,41 @@ def test_what_comes_while_a_herd_fills_memory_gets_the_next_room(
     world.drain()
 
 
+def test_many_targets_leave_memory_and_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job for each took 40 s while a broker with 4,000 queues was away, and all that was on disk
+    waited for as long; and 24 s when it was back."""
+    world = World()
+    topics = [f"topic-{number}" for number in range(40)]
+    world.set_topics(["any"])
+    for topic in topics:
+        monkeypatch.setitem(TOPICS, topic, 1)
+        world.broker.accept([START_MS, START_MS], 10, topic)
+    world.ingest(40)
+    world.tick()
+    world.sync()
+    jobs = jobs_of(world)
+    assert 1 <= jobs <= 3
+    assert len(world.scheduler.segments.parked()) > 10
+    world.checkpoint()
+    world.kill()
+    world.set_topics([*topics, "any"])
+    for _ in range(20):
+        fire(world)
+    jobs = jobs_of(world)
+    assert 1 <= jobs <= 3
+    assert not world.scheduler.segments.parked()
+    world.drain()
+    assert set(world.broker.delivered) == set(range(80))
+
+
+def jobs_of(world: World) -> int:
+    """How many there are to do."""
+    jobs = 0
+    while world.housekeep():
+        jobs += 1
+    return jobs
+
+
 def test_nothing_is_taken_to_be_parked_while_a_flush_runs() -> None:
     world = world_with(0, HOUR_MS)
     world.set_topics([])
@@ -126,7 +161,7 @@ def test_nothing_is_taken_to_be_parked_while_a_flush_runs() -> None:
     flush = world.scheduler.tiers.begin_flush(START_MS)
     [target] = world.scheduler.dispatcher.due.turns()
     with pytest.raises(InvariantError, match="a flush is running"):
-        world.scheduler.parking.begin(target, START_MS)
+        world.scheduler.parking.begin([target], START_MS)
 
     assert world.scheduler.dispatcher.due.waiting == 1
     flush.run()

@@ -72,7 +72,7 @@ def test_the_next_due_time_is_that_of_what_is_written_out_or_waits_too() -> None
     assert tiers.next_due_ms() == START_MS + HOUR_MS
 
     [target] = world.scheduler.dispatcher.due.turns()
-    park = world.scheduler.parking.begin(target, world.now_ms)
+    park = world.scheduler.parking.begin([target], world.now_ms)
     assert park is not None
     park.run()
     tiers.end_flush(park)

@@ -85,7 +85,7 @@ def test_what_is_too_old_is_dropped_over_restarts(world: World, parked: bool, sa
     pass_time(world, 1_000)
     if parked:
         [target] = world.scheduler.dispatcher.due.turns()
-        job = world.scheduler.parking.begin(target, world.now_ms)
+        job = world.scheduler.parking.begin([target], world.now_ms)
         assert isinstance(job, Flush)
         world.run(job)
     assert resume_some(world, DROP_OLDER, 500)

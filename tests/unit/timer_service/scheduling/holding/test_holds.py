@@ -178,7 +178,7 @@ def test_a_hold_that_is_made_again_keeps_what_is_parked(world: World) -> None:
     schedule(world, "a/1", "a/2", wait=5)
     pass_time(world, 10)
     [room] = world.scheduler.dispatcher.due.turns()
-    job = world.scheduler.parking.begin(room, world.now_ms)
+    job = world.scheduler.parking.begin([room], world.now_ms)
     assert isinstance(job, Flush)
     world.run(job)
     resume(world, "any", "a/")
