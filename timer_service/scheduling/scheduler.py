@@ -253,15 +253,17 @@ class Scheduler:
     def _build_batches(self, now_ms: int) -> bool:
         """Cuts batches from the targets in turn; True if there may be more."""
         built = 0
-        progress = True
-        while progress:
-            progress = False
-            for target in self.dispatcher.due.turns():
+        due = self.dispatcher.due
+        turns = due.turns()
+        while turns:
+            goes = []  # what does not go now will not before an answer comes
+            for target in turns:
                 if built >= self.limits.tick_batches_max:
                     return True
                 if self._build_batch(target, now_ms):
                     built += 1
-                    progress = True
+                    goes.append(target)
+            turns = [target for target in goes if due.waiting_for(target)]
         return False
 
     def _build_batch(self, target: int, now_ms: int) -> bool:

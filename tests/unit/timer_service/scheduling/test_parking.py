@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import pytest
 
 from duemq.errors import InvariantError
@@ -144,6 +146,30 @@ def test_many_targets_leave_memory_and_come_back_together(monkeypatch: pytest.Mo
     assert not world.scheduler.segments.parked()
     world.drain()
     assert set(world.broker.delivered) == set(range(80))
+
+
+def test_what_does_not_go_is_looked_at_once_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10,000 queues of a broker that is away a tick took 50 ms: it looked at all of them again
+    after each batch for another one."""
+    small_batches(monkeypatch)
+    world = World()
+    topics = [f"topic-{number}" for number in range(40)]
+    for topic in topics:
+        monkeypatch.setitem(TOPICS, topic, 1)
+        world.broker.accept([START_MS], 10, topic)
+    world.broker.accept([START_MS], 10, "any")
+    world.ingest(41)
+    world.set_topics(["any"])
+    fire(world)  # a lane begins with one batch
+    world.broker.accept([START_MS] * 30, 10, "any")
+    world.ingest(1)
+    choose = Mock(wraps=world.scheduler.dispatcher.choose)
+    monkeypatch.setattr(world.scheduler.dispatcher, "choose", choose)
+    fired = world.scheduler.ledger.fired
+    world.tick()
+
+    assert world.scheduler.ledger.fired - fired > 2 * 3  # more than two batches
+    assert choose.call_count < 2 * 40
 
 
 def jobs_of(world: World) -> int:
