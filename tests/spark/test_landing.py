@@ -91,6 +91,25 @@ def test_a_lost_checkpoint_repeats_nothing(spark, cluster, tmp_path, what):
     assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(4))
 
 
+def test_after_a_lost_checkpoint_the_first_batch_repeats_nothing_either(
+    spark, cluster, tmp_path, monkeypatch
+):
+    """Spark asks anew where a query began until its first micro-batch is done."""
+    queue = FakeQueue([record(i) for i in range(3)])
+    cluster.topics[TRACE_TOPIC] = [queue]
+    land(spark, cluster, tmp_path)
+    shutil.rmtree(tmp_path / "_checkpoint")
+    queue.records += [record(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSpans, "land", lambda *_: 1 / 0)
+        with pytest.raises(Exception, match="division by zero"):
+            land(spark, cluster, tmp_path)
+    assert (tmp_path / "_checkpoint/offsets/0").exists()
+    (batch,) = land(spark, cluster, tmp_path)
+    assert batch.spans == 10
+    assert landed(tmp_path) == in_the_folder(tmp_path) == span_ids(range(4))
+
+
 def test_a_lost_checkpoint_passes_nothing_over_of_a_topic_made_anew(spark, cluster, tmp_path):
     cluster.topics[TRACE_TOPIC] = [FakeQueue([record(0)])]
     cluster.topic_id = 7

@@ -55,11 +55,6 @@ def any_done(checkpoint: Path) -> bool:
     return any(path.name.isdecimal() for path in (checkpoint / "commits").glob("*"))
 
 
-def any_planned(checkpoint: Path) -> bool:
-    """Whether a micro-batch was planned: the query goes on from its offsets."""
-    return any(path.name.isdecimal() for path in (checkpoint / "offsets").glob("*"))
-
-
 def plan_of(checkpoint: Path, number: int) -> str:
     """Names the offsets of a micro-batch, which Spark writes down before it runs; "": not found."""
     try:

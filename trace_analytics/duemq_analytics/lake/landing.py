@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StreamingQuery
 from duemq_analytics import options
 from duemq_analytics.lake.checkpoints import (
     CHECKPOINT,
-    any_planned,
+    any_done,
     drop_torn,
     make_durable,
     plan_of,
@@ -96,7 +96,8 @@ def _options(landing: Landing, ends: TopicEnds) -> dict[str, str]:
         "failOnDataLoss": str(landing.fail_on_data_loss).lower(),
         "timeoutSeconds": str(landing.timeout_s),
     }
-    if ends and not any_planned(landing.lake / CHECKPOINT):
+    # Until a micro-batch is done Spark asks where the query began, at a later start, too.
+    if ends and not any_done(landing.lake / CHECKPOINT):
         settings = options.parse(given)
         with QueueClient.of(settings) as client:
             starts = starts_of(ends, client.queues(settings), settings)
@@ -113,11 +114,17 @@ def starts_of(ends: TopicEnds, queues: Sequence[QueueBounds], settings: Options)
     of_any = merged_ends(ends.values())
     starts = {**of_any}
     for broker, topic_id in {queue.broker: queue.topic_id for queue in queues}.items():
-        of_it = [ends[each] for each in (NOT_TOLD, str(topic_id)) if each in ends]
         if topic_id and broker in of_any:
-            starts[broker] = merged_ends(of_it).get(broker, {})
+            starts[broker] = _landed(ends, broker, str(topic_id))
     for queue in queues:
         earlier = of_any.get(queue.broker, {}).get(str(queue.queue))
         if earlier is not None and not starts[queue.broker]:
             stream_offsets.lost(earlier, queue, settings, replaced=True)
     return starts
+
+
+def _landed(ends: TopicEnds, broker: str, topic_id: str) -> dict[str, int]:
+    """Of a topic on a broker, by queue; what is not told of any is of the only one that is."""
+    told = {each for each, brokers in ends.items() if broker in brokers} - {NOT_TOLD}
+    before = ends.get(NOT_TOLD, {}) if told <= {topic_id} else {}
+    return before.get(broker, {}) | ends.get(topic_id, {}).get(broker, {})

@@ -38,6 +38,15 @@ def test_where_nobody_tells_which_topic_it_is_it_is_the_same(queues):
     assert starts_of(told, queues, STRICT) == {"b0": {"0": 3, "1": 5}}
 
 
+def test_what_older_commits_tell_of_an_earlier_topic_is_not_taken_for_one_made_anew():
+    """Their offsets may be beyond what the new one had when it was landed last."""
+    earlier = [batch(b0={"0": 30, "1": 40}), batch(b0={"0": 31}, topic_ids={"b0": 7})]
+    assert starts_of(ends(*earlier), ANEW, LENIENT) == {"b0": {}}
+    again = batch(b0={"0": 4}, topic_ids={"b0": 9})
+    assert starts_of(ends(*earlier, again), ANEW, STRICT) == {"b0": {"0": 4}}
+    assert starts_of(ends(batch(b0={"0": 30}), again), ANEW, STRICT) == {"b0": {"0": 4}}
+
+
 def test_of_a_topic_made_anew_nothing_is_passed_over(caplog):
     told = ends(batch(b0={"0": 30, "1": 40}, b1={"0": 8}, topic_ids={"b0": 7, "b1": 2}))
     with pytest.raises(TopicReplaced, match="made anew since offset 30"):
