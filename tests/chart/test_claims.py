@@ -213,6 +213,7 @@ FAST = {**MADE, "spec": {**MADE["spec"], "storageClassName": "fast"}}
     ("templates", "values", "said"),
     [
         ([MADE], ["broker.persistence.storageClass=-"], ""),
+        ([MADE], ["broker.persistence.storageClass=null,global.storageClass=null"], ""),
         ([MADE], ["broker.persistence.size=20480Mi"], ""),
         ([MADE], ["broker.persistence.size=40Gi"], "size is 40Gi, of the StatefulSet {} 20Gi"),
         (sized("2254857830400m"), ["broker.persistence.size=2.1Gi"], ""),

@@ -348,6 +348,10 @@ def test_the_charts_readme_names_every_value():
             },
             "no report would ever start",
         ),
+        (
+            {"traces": {"report": {"enabled": True}, "keep": "2h59m"}},
+            "traces.keep is 2h59m, must be 3h or more",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):
@@ -583,11 +587,13 @@ def test_one_job_lands_and_one_reports_on_the_same_volume(helm4):
 
 
 def test_without_a_landing_job_the_report_lands_first(helm4):
-    objects = helm4.template(overrides={"traces": {"report": {"enabled": True}}})
+    given = {"report": {"enabled": True}, "keep": "2d1h"}
+    objects = helm4.template(overrides={"traces": given})
     pod = find(objects, "CronJob", "-trace-report")["spec"]["jobTemplate"]["spec"]["template"]
     first, second = pod["spec"]["initContainers"]
     assert first["args"][:2] == ["land", "--once"]
-    assert arguments(second)["run"] == "compact"
+    read = arguments(second)
+    assert (read["run"], read["keep"]) == ("compact", timedelta(hours=49))
     assert "affinity" not in pod["spec"]
 
 

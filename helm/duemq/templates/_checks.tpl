@@ -77,4 +77,11 @@
 {{- if and .Values.traces.report.enabled .Values.traces.landing.enabled (has "ReadWriteOncePod" .Values.traces.persistence.accessModes) }}
 {{- fail "traces.persistence.accessModes is ReadWriteOncePod, but both traces.landing and traces.report need the volume: no report would ever start" }}
 {{- end }}
+{{- $kept := 0.0 }}
+{{- range regexFindAll "[0-9.]+[a-z]+" .Values.traces.keep -1 }}
+{{- $kept = addf $kept (include "duemq.amount" . | float64) }}
+{{- end }}
+{{- if and .Values.traces.report.enabled (lt $kept 10800.0) }}
+{{- fail (printf "traces.keep is %s, must be 3h or more: each run of the report would end with an error" .Values.traces.keep) }}
+{{- end }}
 {{- end -}}

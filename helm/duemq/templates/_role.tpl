@@ -176,7 +176,7 @@ spec:
 {{- $values := dict "enabled" (list (not (empty .spec.volumeClaimTemplates)) $wanted.enabled) }}
 {{- if and $wanted.enabled .spec.volumeClaimTemplates }}
 {{- $claim := first .spec.volumeClaimTemplates }}
-{{- $class := default $.root.Values.global.storageClass $wanted.storageClass }}
+{{- $class := default $.root.Values.global.storageClass $wanted.storageClass | default "" }}
 {{- $_ := set $values "accessModes" (list (join "," $claim.spec.accessModes) (join "," $wanted.accessModes)) }}
 {{- $_ := set $values "storageClass" (list (default "" $claim.spec.storageClassName) (ternary "" $class (eq $class "-"))) }}
 {{- $_ := set $values "annotations" (list (dig "metadata" "annotations" dict $claim | toJson) (default dict $wanted.annotations | toJson)) }}
