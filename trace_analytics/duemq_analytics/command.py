@@ -122,7 +122,7 @@ def land(
     "--keep",
     metavar="TIME",
     callback=times.delay,
-    help="Drop hours that ended so long ago, like 30d.",
+    help="Drop hours that ended so long ago, like 30d; 3h or more.",
 )
 @session_options
 @pass_session
