@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -29,6 +30,7 @@ from duemq_analytics.lake.commits import Commits, sync_table
 from duemq_analytics.lake.parquet_spans import ParquetSpans, Snapshot
 from duemq_analytics.lake.span_table import Batch, File
 from duemq_analytics.progress import Progress
+from duemq_analytics.together import together
 
 TABLES = ("minutes", "examples", "errors")
 _NEWER_TABLES = ("errors",)
@@ -158,9 +160,12 @@ class Aggregates:
                 measures.end_to_end(messages),
                 measures.deliveries(messages),
             ]
-            self._write(_union(rows), "minutes", number)
-            self._write(measures.examples(messages), "examples", number)
-            self._write(measures.errors(spans), "errors", number)
+            together(
+                messages.sparkSession,
+                partial(self._write, _union(rows), "minutes", number),
+                partial(self._write, measures.examples(messages), "examples", number),
+                partial(self._write, measures.errors(spans), "errors", number),
+            )
         finally:
             messages.unpersist()
 
