@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 5.0
 # Where space runs short: what comes meanwhile is to be less than `free_bytes_min`.
 INTERVAL_S_MIN = 0.1
+# More than comes to a broker in a second, with what lies beside the log.
+BYTES_S_MAX = 512 << 20
 RETENTION_INTERVAL_MS = 60_000
 WAYS_OUT = (
     "the disk is larger, retention removes old messages (at once after a start with a smaller"
@@ -65,7 +67,6 @@ class Upkeep:
         self._retained: Sequence[Segment] = ()  # the newest of the log then
         self._held = False  # retention waits for the timer service
         self._first_ms: dict[int, int | None] = {}
-        self._free = 0  # at the look before; 0: it is not known
         self.pause_s = INTERVAL_S
         """Until the next look."""
         self._complained: set[str] = set()
@@ -80,7 +81,7 @@ class Upkeep:
         """One round."""
         steady_ms = self._steady_ms()
         self._watch_clock(steady_ms)
-        self._watch_space(steady_ms - self._looked_ms)
+        self._watch_space()
         # What could not be shown for want of space is shown now.
         self._store.durable(self._commits.position)
         self._store.producers.age(steady_ms - self._looked_ms)
@@ -103,19 +104,17 @@ class Upkeep:
                 SETTLED_MS // 60_000,
             )
 
-    def _watch_space(self, elapsed_ms: int = 0) -> None:
-        """`elapsed_ms`: since the last time."""
+    def _watch_space(self) -> None:
+        self.pause_s = INTERVAL_S
         try:
             free = self._disk.free_bytes(self._settings.data_dir)
         except OSError as error:
             self._complain("free space", error)
             return
-        taken, left = self._free - free, free - self._settings.free_bytes_min
-        self._free, self.pause_s = free, INTERVAL_S
-        if taken > 0 and left > 0:  # half of the time that it lasts
-            lasts_s = left / taken * elapsed_ms / 1000
-            self.pause_s = min(max(lasts_s / 2, INTERVAL_S_MIN), INTERVAL_S)
+        left = free - self._settings.free_bytes_min
         read_only = left < 0
+        if not read_only:  # how fast it went until now says nothing of what comes next
+            self.pause_s = min(max(left / BYTES_S_MAX, INTERVAL_S_MIN), INTERVAL_S)
         if read_only != self._store.read_only:
             self._store.read_only = read_only
             self._store.on_report()

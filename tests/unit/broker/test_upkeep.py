@@ -247,12 +247,18 @@ async def test_a_segment_that_cannot_be_read_holds_up_nothing_else(
     assert world.count("upkeep_errors") > 0
 
 
-async def test_space_is_looked_at_more_often_the_sooner_it_is_used_up(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("quiet_bytes", [0, (10 << 30) - (1 << 20)])
+async def test_space_is_looked_at_more_often_the_less_there_is(
+    world: World, monkeypatch: pytest.MonkeyPatch, quiet_bytes: int
 ) -> None:
-    """Else a fast sender has the last byte between two looks, and nothing can be deleted."""
-    left = 10 << 30
+    """Else a fast sender has the last byte between two looks, and nothing can be deleted.
+
+    Also one that begins suddenly, when there is not much.
+    """
+    left = (10 << 30) - quiet_bytes
     monkeypatch.setattr(world.disk, "free_bytes", lambda _: (1 << 20) + left)
+    for _ in range(3):
+        await world.passes(int(world.upkeep.pause_s * 1_000))
     rate_ms = 200 << 10
     looks = 0
     while not world.store.read_only:
