@@ -7,7 +7,6 @@ counted.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 from duemq_server.broker.clock import SETTLED_MS, ClockWatch
@@ -67,35 +66,51 @@ class Upkeep:
         self._retained: Sequence[Segment] = ()  # the newest of the log then
         self._held = False  # retention waits for the timer service
         self._first_ms: dict[int, int | None] = {}
+        # At positions that were asked for at the look before: to find one takes 0.5 ms.
+        self._begins: dict[int, dict[Queue, int]] = {}
         self.pause_s = INTERVAL_S
         """Until the next look."""
         self._complained: set[str] = set()
 
     async def run(self) -> None:
         """For ever."""
+        await asyncio.gather(self._look_always(), self._retain_always())
+
+    async def _look_always(self) -> None:
         while True:
-            await self.look()
+            self.look()
             await asyncio.sleep(self.pause_s)
 
-    async def look(self) -> None:
-        """One round."""
-        steady_ms = self._steady_ms()
-        self._watch_clock(steady_ms)
+    async def _retain_always(self) -> None:
+        """By itself: to remove much takes its time, and space runs short meanwhile."""
+        while True:
+            await self.retain_if_due()
+            await asyncio.sleep(INTERVAL_S)
+
+    def look(self) -> None:
+        """One round of all but retention."""
+        steady_ms = self._watch_clock()[1]
         self._watch_space()
         # What could not be shown for want of space is shown now.
         self._store.durable(self._commits.position)
         self._store.producers.age(steady_ms - self._looked_ms)
         self._looked_ms = steady_ms
-        newest = self._store.log.segments[-1:]
-        if steady_ms >= self._retention_ms or newest != self._retained:
-            self._retention_ms, self._retained = steady_ms + RETENTION_INTERVAL_MS, newest
-            try:
-                await self.retain()
-            except (StorageError, OSError) as error:
-                self._complain("retention", error)
 
-    def _watch_clock(self, steady_ms: int) -> None:
-        jump_ms = self._clock.look(self._now_ms(), steady_ms)
+    async def retain_if_due(self) -> None:
+        """Each minute, and with each segment."""
+        steady_ms, newest = self._steady_ms(), self._store.log.segments[-1:]
+        if steady_ms < self._retention_ms and newest == self._retained:
+            return
+        self._retention_ms, self._retained = steady_ms + RETENTION_INTERVAL_MS, newest
+        try:
+            await self.retain()
+        except (StorageError, OSError) as error:
+            self._complain("retention", error)
+
+    def _watch_clock(self) -> tuple[int, int]:
+        """What time it is: Unix ms, and by the clock that nobody sets."""
+        now_ms, steady_ms = self._now_ms(), self._steady_ms()
+        jump_ms = self._clock.look(now_ms, steady_ms)
         if jump_ms:
             self._meters.clock_jumps.inc()
             log.warning(
@@ -103,6 +118,7 @@ class Upkeep:
                 jump_ms / 1000,
                 SETTLED_MS // 60_000,
             )
+        return now_ms, steady_ms
 
     def _watch_space(self) -> None:
         self.pause_s = INTERVAL_S
@@ -130,14 +146,16 @@ class Upkeep:
         """Removes the segments that may go; how many.  Raises StorageError, OSError."""
         commit_log = self._store.log
         queues = self._store.all_queues()
+        now_ms, steady_ms = self._watch_clock()  # a jump after this look removes nothing either
         keep_ms = int(self._settings.retention_hours * 3_600_000)
-        wanted, position = await asyncio.to_thread(
-            self._cut_positions,
-            keep_ms if self._clock.is_settled(self._steady_ms()) else 0,
-            (self._store.next_start, retention.needed_from(self._store)),
+        position, held = await asyncio.to_thread(
+            self._cut_position,
+            now_ms,
+            keep_ms if self._clock.is_settled(steady_ms) else 0,
+            retention.needed_from(self._store),
             queues,
         )
-        self._tell_held(wanted > position)
+        self._tell_held(held)
         if position <= commit_log.start_position:
             return 0
         begins, failed = await asyncio.to_thread(begins_at, queues, position)
@@ -148,22 +166,25 @@ class Upkeep:
         log.info("removed %d segments: the log begins at %d", removed, commit_log.start_position)
         return removed
 
-    def _cut_positions(
-        self, keep_ms: int, holds: Sequence[int], queues: Sequence[Queue]
-    ) -> list[int]:
-        ages, now_ms = self._ages(), self._now_ms()
-        return [
-            retention.cut_position(
-                ages,
-                self._commits.position,
-                now_ms,
-                keep_ms,
-                self._settings.retention_bytes,
-                hold,
-                partial(retention.bytes_beside, queues),
-            )
-            for hold in holds
-        ]
+    def _cut_position(
+        self, now_ms: int, keep_ms: int, needed: int, queues: Sequence[Queue]
+    ) -> tuple[int, bool]:
+        """What may go; whether the next segment would, too, but for the timer service."""
+        ages, keep_bytes = self._ages(), self._settings.retention_bytes
+        end, known, self._begins = self._commits.position, self._begins, {}
+
+        def beside(position: int) -> int:
+            if position not in self._begins:
+                before = known.get(position, {})
+                self._begins[position] = retention.begins_beside(queues, position, before)
+            return retention.bytes_beside(self._begins[position])
+
+        def cut(hold: int) -> int:
+            return retention.cut_position(ages, end, now_ms, keep_ms, keep_bytes, hold, beside)
+
+        position = cut(needed)
+        following = next((each.end for each in ages if each.start >= position), position)
+        return position, following <= self._store.next_start and cut(following) > position
 
     def _tell_held(self, held: bool) -> None:
         if held and not self._held:

@@ -5,7 +5,7 @@ lies beside it for its messages, is larger than the size kept; never the last se
 what is still needed (`needed_from`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from duemq.protocol.names import TIMER_TOPIC
@@ -42,13 +42,21 @@ def needed_from(store: Store) -> int:
     return needed
 
 
-def bytes_beside(queues: Iterable[Queue], position: int) -> int:
-    """Bytes beside the log for what lies from a position on; of a queue that can be read.
+def begins_beside(
+    queues: Sequence[Queue], position: int, known: Mapping[Queue, int]
+) -> dict[Queue, int]:
+    """Where queues begin for what the log has from a position on; of those that can be read.
 
-    Any thread: it reads what was not read for long.
+    `known`: what was found before.  Any thread: it reads what was not read for long.
     """
-    begins, _ = begins_at(queues, position)
-    return BESIDE_BYTES * sum(queue.records_from(offset) for queue, offset in begins)
+    found = {each: known[each] for each in queues if each in known}
+    found.update(begins_at((each for each in queues if each not in known), position)[0])
+    return found
+
+
+def bytes_beside(begins: Mapping[Queue, int]) -> int:
+    """Bytes beside the log for what lies in queues from these offsets on."""
+    return BESIDE_BYTES * sum(queue.records_from(offset) for queue, offset in begins.items())
 
 
 def cut_position(

@@ -1,5 +1,6 @@
 """Upkeep over a disk in memory and clocks that the test sets."""
 
+import asyncio
 import errno
 import logging
 import threading
@@ -9,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
+from duemq_server.broker import upkeep
 from duemq_server.broker.clock import SETTLED_MS
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.metrics import Meters
@@ -17,6 +19,7 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.queues import Queue
+from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import INTERVAL_S, RETENTION_INTERVAL_MS, Upkeep
@@ -75,7 +78,8 @@ class World:
         self.steady_ms += ms
         self.now_ms += ms if clock_ms is None else clock_ms
         self.commits.advance(self.store.log.durable_position)
-        await self.upkeep.look()
+        self.upkeep.look()
+        await self.upkeep.retain_if_due()
 
     def count(self, name: str) -> float:
         return self.registry.get_sample_value(f"duemq_broker_{name}_total") or 0.0
@@ -182,7 +186,11 @@ async def test_it_is_said_that_retention_waits_for_the_timer_service(
     """Without one the disk gets full, and nobody would know why."""
     caplog.set_level(logging.INFO)
     world.keep(retention_bytes=2 * SEGMENT_BYTES)
-    world.send(40)
+    world.send(80)
+    world.store.checkpointed(0)
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert not caplog.text  # it waits for a checkpoint
+    world.store.checkpointed(1 << 60)
     world.store.send(batch([b"later"], delays_ms=HOUR_MS.to_bytes(8, "little")), world.now_ms)
     for _ in range(3):
         world.send(40)
@@ -269,6 +277,73 @@ async def test_space_is_looked_at_more_often_the_less_there_is(
     assert left >= -rate_ms * 100
     assert looks < 40
     assert world.upkeep.pause_s == INTERVAL_S
+
+
+async def test_space_is_looked_at_while_retention_takes_its_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast sender goes on meanwhile."""
+    free, retaining, short = [1 << 20], asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(world.disk, "free_bytes", lambda _: free[-1])
+    monkeypatch.setattr(upkeep, "INTERVAL_S_MIN", 0.0)
+    world.store.on_report = short.set
+
+    async def forever() -> int:
+        free.append(0)
+        retaining.set()
+        return await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(world.upkeep, "retain", forever)
+    running = asyncio.create_task(world.upkeep.run())
+    async with asyncio.timeout(10):
+        await retaining.wait()
+        await short.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert world.store.read_only
+
+
+async def test_where_queues_begin_is_looked_up_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 0.5 ms a queue, and there may be ten thousand."""
+    world.keep(retention_bytes=6 * SEGMENT_BYTES)
+    world.send(70)
+    asked: list[tuple[str, int]] = []
+    first_from = Queue.first_from
+
+    def noted(self: Queue, position: int) -> int:
+        asked.append((self.topic, position))
+        return first_from(self, position)
+
+    monkeypatch.setattr(Queue, "first_from", noted)
+    for _ in range(3):
+        await world.passes(RETENTION_INTERVAL_MS)
+    world.send(1, topic="new")
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert "new" in {topic for topic, _ in asked}
+    assert len(set(asked)) == len(asked)
+    world.send(100, topic="new")
+    await world.passes(RETENTION_INTERVAL_MS)
+    start = world.store.log.start_position
+    assert world.store.log.end_position - start < 6 * SEGMENT_BYTES
+    assert start > 0
+
+
+async def test_a_clock_that_jumps_while_ages_are_read_removes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(100)
+    await world.passes(2 * SETTLED_MS)
+    ages = world.upkeep._ages
+
+    def jumps() -> list[SegmentAge]:
+        world.now_ms += 365 * 24 * HOUR_MS
+        return ages()
+
+    monkeypatch.setattr(world.upkeep, "_ages", jumps)
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert world.store.log.start_position == 0
 
 
 async def test_idle_producers_are_forgotten_by_a_clock_that_nobody_sets(world: World) -> None:
