@@ -27,7 +27,7 @@ from duemq_server.replication.running.following.applying import Applying
 from duemq_server.replication.running.following.log_writing import LogWriting
 from duemq_server.replication.running.threads import in_thread
 from duemq_server.replication.running.v1 import stubs
-from duemq_server.storage.errors import LogFull
+from duemq_server.storage.errors import CorruptLog, LogFull
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 
 
@@ -125,7 +125,7 @@ class Following:
             return
         try:
             own = await in_thread(held.checksum, common.start, common.end)
-        except (IndexError, OSError) as error:  # IndexError: it is dropped just now
+        except (IndexError, OSError, CorruptLog) as error:  # IndexError: it is dropped just now
             raise StreamBroken(f"what both logs have cannot be read here: {error}") from error
         if own != common.crc32c:
             raise Refused(

@@ -139,9 +139,9 @@ class Shipping:
                 self._note_refused(hello.replica, str(greeting))
                 return
             self._refused.pop(hello.replica.name, None)
-            log.info("%s follows from %d on", hello.replica, greeting.truncate_to)
             self._on_follower(hello.replica.name, address)
-            answers = asyncio.create_task(self._hear(number, stream, requests), name="answers")
+            hearing = self._hear(number, stream, requests, greeting.truncate_to)
+            answers = asyncio.create_task(hearing, name="answers")
             await self._send(number, stream, context)
         finally:
             del self._streams[number]
@@ -169,10 +169,16 @@ class Shipping:
         self._refused[replica.name] = greeting
         log.info("%s does not follow: %s", replica, greeting)
 
-    async def _hear(self, number: int, stream: _Stream, requests: AsyncIterator[Any]) -> None:
+    async def _hear(
+        self, number: int, stream: _Stream, requests: AsyncIterator[Any], start: int
+    ) -> None:
+        follows = False
         try:
             async for message in requests:
                 answer = wire.answer(message)
+                if not follows:  # whose log is another one says hello each second, and no more
+                    log.info("%s follows from %d on", answer.replica, start)
+                    follows = True
                 self._leader.answered(number, answer, self._log.written_position, steady_ms())
                 self._on_answer()
                 stream.wake.set()  # there may be room

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from duemq.errors import Unavailable
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import Hello
+from duemq_server.replication.protocol.messages import Answer, Hello
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.protocol.times import Times
+from duemq_server.replication.running import wire
 from duemq_server.replication.running.leading.shipping import REFUSED_MAX, Shipping
+from duemq_server.replication.running.v1 import replication_pb2 as pb
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
 NOW_MS = 50_000
@@ -85,6 +88,25 @@ class Requests:
 
     async def __anext__(self) -> Any:
         await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("answers", [0, 2])
+async def test_that_somebody_follows_is_said_once_he_answers(
+    answers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who finds that its log is another one asks again each second, for ever."""
+    caplog.set_level(logging.INFO)
+    made = shipping()
+
+    class Answers:
+        async def __aiter__(self) -> AsyncIterator[pb.FromFollower]:
+            for _ in range(answers):
+                yield wire.to_answer(Answer(1, B, 0, 0))
+            made.end()
+
+    hello = Hello("g", 7, B, 1, (), 0, 0, 1)
+    await made.serve(hello, "h:1", Answers(), Context())  # type: ignore[arg-type]
+    assert caplog.messages == [f"{B} follows from 0 on"] * bool(answers)
 
 
 async def test_whom_retention_overtakes_is_told_so() -> None:
