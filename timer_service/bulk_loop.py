@@ -6,7 +6,7 @@ long as it took, so that a job takes half of the loop at most.  Blocks are read 
 
 A job that is open when the shard starts goes on.  Whoever asks about one waits for a while; who
 asks with another one meanwhile waits, too, and is told that it was not accepted.  But a cancel
-passes a job that waits for space on the disk, where it may (`Which.may_pass`).
+passes a job that waits for space on the disk, or for routes, where it may (`Which.may_pass`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BulkLoop:
         self._counting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._over = asyncio.Event()  # of the open job, or it gave way
-        self._short = False  # the open job waits for space
+        self._short = False  # the open job waits for space, or for routes
         self._gives_way = asyncio.Event()  # another job passed it
         self._halted = False
 
@@ -227,16 +227,16 @@ class BulkLoop:
     async def _room(self, job: Job) -> bool:
         """Until what comes has room: in memory, and on the disk.  False: the job gave way.
 
-        Where to what is moved goes is known once routes are.
+        Where to what is moved goes is known once routes are, which a start does not wait for.
         """
         if not job.which.brings:
             return True
-        while job.which.to_topic and self._scheduler.dispatcher.queues(job.which.to_topic) is None:
-            await self._log_loop.progress_or(RETRY_S)
         try:
             while True:
                 full = self._scheduler.tiers.memtable_full()
-                self._short = self._short_of_space()
+                to = job.which.to_topic
+                aimless = bool(to) and self._scheduler.dispatcher.queues(to) is None
+                self._short = aimless or self._short_of_space()
                 if not (full or self._short):
                     return True
                 if full:

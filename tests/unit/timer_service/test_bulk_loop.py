@@ -88,6 +88,30 @@ def test_a_move_waits_until_it_is_known_who_serves_the_other_topic(
     run(loop, main)
 
 
+def test_a_cancel_passes_a_move_that_waits_for_routes(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nameservers may be away for long."""
+    monkeypatch.setattr(bulk_loop, "ThreadPoolExecutor", AtOnce)
+
+    move = MOVE._replace(to_topic="third")
+
+    async def main(quiet: Quiet) -> None:
+        await quiet.take(60 * MINUTE_MS)
+        await quiet.take(60 * MINUTE_MS, topic="keyed")
+        with monkeypatch.context() as patched:
+            patched.setattr(quiet.shard.scheduler.dispatcher, "_routes_known", False)
+            assert await quiet.shard.bulk.change(ID, move, 5.0)
+            done = await quiet.shard.bulk.change(OTHER_ID, ALL._replace(topic="keyed"), 5.0)
+            assert done is not None
+            assert (done.count, bool(done.over_ms)) == (1, True)
+        moved = await quiet.shard.bulk.change(ID, move, 5.0)
+        assert moved is not None
+        assert (moved.count, bool(moved.over_ms)) == (1, True)
+
+    run(loop, main)
+
+
 @pytest.mark.parametrize(("topic", "count"), [("any", 2), ("keyed", 1)])
 def test_a_cancel_passes_what_waits_for_space(
     loop: ManualLoop, topic: str, count: int, monkeypatch: pytest.MonkeyPatch
