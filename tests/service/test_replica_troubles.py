@@ -109,6 +109,29 @@ async def test_a_log_that_something_else_wrote_to_is_refused(running, alone):
         await until(lambda: late.lines == [b"first", 2 * LINE])
 
 
+def damage(log: ReplicaLog) -> None:
+    """In the middle of the last line."""
+    segment = log.segments[-1]
+    with open(segment.path, "r+b") as file:
+        file.seek(log.written_position - segment.start - len(LINE) // 2)
+        file.write(b"other")
+
+
+async def test_who_has_a_whole_copy_of_what_is_damaged_at_the_leader_follows(running, caplog):
+    """All others would be refused, and it alone be left in sync."""
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await leader.term.write(LINE)
+        await until(lambda: late.lines == [LINE])
+        await late.kill()
+        damage(leader.replica.state.log)
+        late.start()
+        await until(lambda: late.role[0] == "follower")
+        await leader.term.write(b"second")
+        await until(lambda: late.lines == [LINE, b"second"])
+    assert "is not compared" in caplog.text
+
+
 async def test_a_log_of_another_group_is_refused_although_its_epochs_are_the_same(
     running, tmp_path
 ):

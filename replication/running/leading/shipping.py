@@ -6,8 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,17 +36,6 @@ INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 REFUSED_MAX = 16
 """Names of replicas whose refusals are known to have been told."""
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Of the leader's log: who follows is told why it cannot be read."""
-    try:
-        yield
-    except IndexError as error:  # who says hello again is told that it needs a snapshot
-        raise Unavailable(f"retention was faster: {error}", field="position") from error
-    except (StorageError, OSError) as error:
-        raise Corrupt(f"its log cannot be read: {error}; {ANOTHER_LEADER}") from error
 
 
 @dataclass(slots=True)
@@ -88,6 +76,7 @@ class Shipping:
         self._streams: dict[int, _Stream] = {}
         self._over = False
         self._refused: dict[str, str] = {}  # by name: what was told of it last
+        self._parts: dict[str, LogPart] = {}  # by name of a member: what it was to compare last
 
     @property
     def open(self) -> bool:
@@ -132,7 +121,7 @@ class Shipping:
         answers = None
         try:
             if isinstance(greeting, Welcome):
-                part = await self._common(hello.start, greeting.truncate_to)
+                part = await self._common(hello, greeting.truncate_to)
                 greeting = dataclasses.replace(greeting, common=part)
             await context.write(wire.to_greeting(greeting))
             if not isinstance(greeting, Welcome):
@@ -151,14 +140,31 @@ class Shipping:
                 answers.cancel()
                 await asyncio.gather(answers, return_exceptions=True)
 
-    async def _common(self, start: int, end: int) -> LogPart | None:
-        """The last that both logs have; None: they have nothing in common."""
+    async def _common(self, hello: Hello, end: int) -> LogPart | None:
+        """The last that both logs have; None: they have nothing in common, or it is damaged here.
+
+        Then nobody is refused for it: who follows may have the last copy that is whole.
+        """
         end = min(end, self._log.written_position)
-        start = max(start, self._log.start_position, end - COMMON_BYTES)
+        start = max(hello.start, self._log.start_position, end - COMMON_BYTES)
         if start >= end:
             return None
-        with _reading():
-            return LogPart(start, end, await asyncio.to_thread(self._log.checksum, start, end))
+        known = self._parts.get(hello.replica.name)
+        if known is not None and (known.start, known.end) == (start, end):
+            return known  # who is refused for it asks each second, for ever
+        try:
+            crc = await asyncio.to_thread(self._checksum, start, end)
+        except IndexError as error:
+            raise Unavailable(f"retention was faster: {error}", field="position") from error
+        except (StorageError, OSError) as error:
+            log.error("%s is not compared: %s; %s", hello.replica, error, ANOTHER_LEADER)
+            return None
+        part = self._parts[hello.replica.name] = LogPart(start, end, crc)
+        return part
+
+    def _checksum(self, start: int, end: int) -> int:
+        self._log.verify(start, end)
+        return self._log.checksum(start, end)
 
     def _note_refused(self, replica: ReplicaId, greeting: str) -> None:
         """It asks again each second, for ever if it was removed: told once."""
@@ -215,10 +221,14 @@ class Shipping:
         if self._is_throttled(number):  # no more than for one pause, or little
             rate = self.rate * PACE_MS // 1000
             bytes_max = min(bytes_max, max(rate, THROTTLED_BYTES_MIN))
-        with _reading():
+        try:
             if self._log.written_position - position <= INLINE_BYTES:
                 return self._log.read_run(position, bytes_max)
             return await asyncio.to_thread(self._log.read_run, position, bytes_max)
+        except IndexError as error:  # who says hello again is told that it needs a snapshot
+            raise Unavailable(f"retention was faster: {error}", field="position") from error
+        except (StorageError, OSError) as error:
+            raise Corrupt(f"its log cannot be read: {error}; {ANOTHER_LEADER}") from error
 
     async def _throttle(self, number: int, size: int) -> None:
         """Who is not in sync gets `catch_up_rate` at most: the living come first."""

@@ -544,6 +544,21 @@ def test_a_checksum_is_of_the_bytes_wherever_segments_end() -> None:
         log.checksum(0, log.written_position + 1)
 
 
+def test_damage_between_entries_is_found_as_far_as_it_is_known_where_one_begins() -> None:
+    log = leading(20, 100)
+    log.verify(500, log.written_position)
+    log.delete_before(log.segments[1].start)
+    log.verify(log.start_position, log.written_position)  # what is known lies before
+    log._boundaries.append(log.start_position)
+    segment = log.segments[-1]
+    log._disk.open(segment.path).pwritev([b"other"], 60)
+    log.verify(log.start_position, segment.start)
+    with pytest.raises(CorruptLog):
+        log.verify(log.start_position, log.written_position)
+    log._boundaries.clear()
+    log.verify(log.start_position, log.written_position)
+
+
 def test_who_wrote_a_group_tells_it() -> None:
     log = opened(FaultyDisk())
     told: list[int] = []

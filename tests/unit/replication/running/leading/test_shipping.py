@@ -8,7 +8,7 @@ import pytest
 from duemq.errors import Unavailable
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import Answer, Hello
+from duemq_server.replication.protocol.messages import Answer, Hello, LogPart
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
@@ -107,6 +107,31 @@ async def test_that_somebody_follows_is_said_once_he_answers(
     hello = Hello("g", 7, B, 1, (), 0, 0, 1)
     await made.serve(hello, "h:1", Answers(), Context())  # type: ignore[arg-type]
     assert caplog.messages == [f"{B} follows from 0 on"] * bool(answers)
+
+
+async def test_what_logs_have_in_common_is_read_once_as_long_as_it_stays_so() -> None:
+    made = shipping()
+    read: list[tuple[int, int]] = []
+
+    class Long(Log):
+        start_position, end_position, written_position = 40, 100, 96
+
+        def verify(self, start: int, end: int) -> None:
+            read.append((start, end))
+
+        def checksum(self, start: int, end: int) -> int:
+            return start + end
+
+    made._log = log = Long()  # type: ignore[assignment]
+    for start, end, told in ((0, 80, (40, 80)), (0, 80, (40, 80)), (48, 100, (48, 96))):
+        hello = Hello("g", 7, B, 1, (), start, end, 1)
+        part = await made._common(hello, end)
+        assert part is not None
+        assert (part.start, part.end, part.crc32c) == (*told, sum(told))
+    assert await made._common(Hello("g", 7, B, 1, (), 80, 80, 1), 80) is None
+    assert read == [(40, 80), (48, 96)]
+    log.start_position = 56
+    assert await made._common(hello, 100) == LogPart(56, 96, 152)
 
 
 async def test_whom_retention_overtakes_is_told_so() -> None:
