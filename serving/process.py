@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -135,6 +135,20 @@ async def until(stop: asyncio.Event, *loops: asyncio.Future[Any]) -> None:
             end.result()
     finally:
         stopped.cancel()
+
+
+def lasting(
+    work: Coroutine[Any, Any, None], name: str, failed: Callable[[BaseException], None]
+) -> asyncio.Task[None]:
+    """A loop that nobody waits for: `failed` hears of what ends it, unless it is cancelled."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(error)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(ended)
+    return task
 
 
 async def end(*loops: asyncio.Task[Any]) -> None:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import datetime
 
-from duemq.errors import DuemqError, InvalidArgument
+from duemq.errors import DuemqError, Internal, InvalidArgument
 from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import nameserver_pb2, stubs
+from duemq_server.serving.process import lasting
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Registration:
         self._last: Report | None = None
         self._accepted = False  # by any nameserver, ever
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with InvalidArgument when the name is another's for good."""
+        """Ends with InvalidArgument when the name is another's for good, Internal on a failure."""
         self.refused.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._changes: dict[str, asyncio.Event] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,7 +88,13 @@ class Registration:
         for address in self._nameservers:
             self._changes[address] = asyncio.Event()
             name = f"registration {address}"
-            self._tasks.append(asyncio.create_task(self._keep(address), name=name))
+            self._tasks.append(lasting(self._keep(address), name, self._fail))
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing tells that nameserver any more that this process lives."""
+        log.critical("registration failed", exc_info=error)
+        if not self.refused.done():
+            self.refused.set_exception(Internal(f"registration failed: {error}"))
 
     async def check_free(self) -> int:
         """Asks every nameserver within reach, before anything is served.

@@ -23,6 +23,9 @@ from tests.service.running_cluster import until
 DUE_MS = 5
 
 
+LOG_LOOP = SimpleNamespace(fail=lambda error: None)
+
+
 class Held:
     """A dispatcher with one batch, held until DUE_MS."""
 
@@ -53,7 +56,7 @@ async def test_a_batch_that_falls_due_between_two_looks_at_the_clock_is_sent(
 
     monkeypatch.setattr(fire_stream.FireStream, "_send", send)
     held = Held()
-    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=held))
+    shard = SimpleNamespace(log_loop=LOG_LOOP, scheduler=SimpleNamespace(dispatcher=held))
     writing = asyncio.create_task(
         fire_stream.FireStream(shard, "b", "b:1", BrokerClock())._write(None)
     )
@@ -76,7 +79,7 @@ async def test_a_stream_sends_ahead_while_little_is_on_its_way(monkeypatch) -> N
             return super().next_retry_ms(broker, now_ms, ahead_ms)
 
     monkeypatch.setattr(fire_stream.FireStream, "_send", send)
-    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=Looked()))
+    shard = SimpleNamespace(log_loop=LOG_LOOP, scheduler=SimpleNamespace(dispatcher=Looked()))
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
     for number in range(fire_stream.AHEAD_REQUESTS_MAX):
         stream._requests.append(fire_stream._Request(number, [], 0))
@@ -101,7 +104,7 @@ async def test_a_stream_with_nothing_to_send_sleeps_until_there_is(monkeypatch) 
 
     monkeypatch.setattr(fire_stream.asyncio, "timeout", told)
     idle = SimpleNamespace(sendable=lambda *_: [], next_retry_ms=lambda *_: NEVER)
-    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=idle))
+    shard = SimpleNamespace(log_loop=LOG_LOOP, scheduler=SimpleNamespace(dispatcher=idle))
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
     writing = asyncio.create_task(stream._write(None))
     assert await timeouts.get() is None
@@ -115,7 +118,9 @@ async def test_the_first_answer_to_a_batch_is_not_that_of_another_one(
     """Its number was given out before, by a machine that was set back since, say."""
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     told: list[FireOutcome] = []
-    shard = SimpleNamespace(answered=lambda batch, outcome, *_: told.append(outcome))
+    shard = SimpleNamespace(
+        log_loop=LOG_LOOP, answered=lambda batch, outcome, *_: told.append(outcome)
+    )
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
     lane = SimpleNamespace(id=LaneId("b", "t", 0))
     batch = SimpleNamespace(lane=lane, repeated=repeated)
@@ -141,7 +146,9 @@ async def test_a_batch_that_is_of_another_time_gets_a_new_epoch(
     """
     monkeypatch.setattr(fire_stream.FireStream, "_run", lambda self: asyncio.sleep(0))
     told: list[FireOutcome] = []
-    shard = SimpleNamespace(answered=lambda batch, outcome, *_: told.append(outcome))
+    shard = SimpleNamespace(
+        log_loop=LOG_LOOP, answered=lambda batch, outcome, *_: told.append(outcome)
+    )
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
     lane = SimpleNamespace(id=LaneId("b", "t", 0), failures=0, begun=begun)
     batch = SimpleNamespace(lane=lane, repeated=True)
@@ -200,6 +207,7 @@ async def stream_to(
         sendable=lambda *_: left.pop() if left else [], next_retry_ms=lambda *_: NEVER
     )
     shard = SimpleNamespace(
+        log_loop=LOG_LOOP,
         scheduler=SimpleNamespace(dispatcher=dispatcher),
         directory=SimpleNamespace(producer_id=1),
         connected=lambda *_: None,

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from duemq.errors import Internal
 from duemq.v1 import nameserver_pb2
 from duemq_server.serving.registration import Registration
 
@@ -64,3 +65,21 @@ async def test_who_has_a_successor_leaves_its_name_to_it(
     assert told == (list(nameservers) if deregister else [])
     assert all(task.done() for task in tasks)
     assert registration.refused.cancelled()
+
+
+async def test_a_loop_that_fails_ends_the_process_and_not_the_heartbeats_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nameserver would forget who lives, and nobody would come."""
+
+    async def beat(self: Registration, *_: object) -> float:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Registration, "_beat", beat)
+    report = nameserver_pb2.BrokerReport(name="b1", address="127.0.0.1:1")
+    registration = Registration(("127.0.0.1:1",), 1.0, 1, lambda: report)
+    registration.start()
+    with pytest.raises(Internal, match="registration failed"):
+        async with asyncio.timeout(WAIT_S):
+            await registration.refused
+    await registration.stop(deregister=False)

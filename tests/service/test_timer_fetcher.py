@@ -22,6 +22,7 @@ from duemq_server.timer_service.timers.log_entries import SourceId
 
 SOURCE = SourceId(1, 0)
 SOON, LATER = 0, NEVER
+WAIT_S = 30.0
 
 
 class Came(NamedTuple):
@@ -39,6 +40,7 @@ class Played:
         self._first_due_ms = LATER
         self.asked: list[int] = []
         """The `linger_ms` of each fetch."""
+        self.failed: list[BaseException] = []
         self.all_asked = asyncio.Event()
         self.directory = self.scheduler = self.numbers = self.log_loop = self.log = self
         self.end_position = 1
@@ -70,6 +72,10 @@ class Played:
         """What was fetched is on no disk yet."""
         self.all_asked.set()
         await asyncio.Event().wait()
+
+    def fail(self, error: BaseException) -> None:
+        self.failed.append(error)
+        self.all_asked.set()
 
     async def ingest(self, *arguments: object) -> Ingested:
         return Ingested(1, self._first_due_ms)
@@ -198,3 +204,18 @@ async def test_what_has_no_span_is_not_waited_for_where_others_are_traced(
     monkeypatch.setattr(timer_fetcher.spans, "enabled", lambda: True)
     monkeypatch.setattr(timer_fetcher.intake, "frames_in", lambda data: [frame])
     assert await fetched(Came(1, LATER), Came(1, LATER)) == [0, LINGER_MS, LINGER_MS]
+
+
+async def test_a_fault_of_ours_ends_the_shard_and_not_the_fetching_alone() -> None:
+    played: Any = Played(Came(1, LATER))
+    fault = ZeroDivisionError()
+
+    async def ingest(*arguments: object) -> Ingested:
+        raise fault
+
+    played.ingest = ingest
+    fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
+    async with asyncio.timeout(WAIT_S):
+        await played.all_asked.wait()
+    await fetcher.stop()
+    assert played.failed == [fault]

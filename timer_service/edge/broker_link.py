@@ -30,6 +30,7 @@ from duemq.transport import status
 from duemq.transport.channel import Channels
 from duemq.transport.retrying import Backoff
 from duemq.v1 import admin_pb2, broker_pb2, stubs
+from duemq_server.serving import process
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.storage.errors import StorageError
 from duemq_server.timer_service.edge.fire_stream import FireStream
@@ -94,8 +95,8 @@ class BrokerLink:
         self._fires: FireStream | None = None
         self._committed: dict[int, int] = {}
         self._tasks = [
-            asyncio.create_task(self._claims(), name=f"claims {broker.name}"),
-            asyncio.create_task(self._commits(), name=f"commits {broker.name}"),
+            process.lasting(self._claims(), f"claims {broker.name}", shard.log_loop.fail),
+            process.lasting(self._commits(), f"commits {broker.name}", shard.log_loop.fail),
         ]
 
     def serve(self, queues: int) -> None:

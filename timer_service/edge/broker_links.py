@@ -21,6 +21,7 @@ from duemq.errors import FencedTimer, Unavailable
 from duemq.protocol.names import TIMER_TOPIC
 from duemq.protocol.route import Broker, Queue, Route, RouteCache
 from duemq.v1 import broker_pb2
+from duemq_server.serving import process
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.timer_service.disk.place import Place
 from duemq_server.timer_service.edge.broker_link import BrokerLink
@@ -60,7 +61,7 @@ class BrokerLinks:
         self._said_s: dict[str, float] = {}
         self._behind_ms = 0
         self._watch = ClockSteps(now_ms(), steady_ms())
-        self._clocks = asyncio.create_task(self._watch_clocks(), name="clocks")
+        self._clocks = process.lasting(self._watch_clocks(), "clocks", shard.log_loop.fail)
         self._stopping: set[asyncio.Task[None]] = set()
         self._seen: dict[str, Route] = {}
         self._queues: dict[str, Queues] = {}  # writable, as they were last; also of topics gone

@@ -22,7 +22,7 @@ from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
-from duemq_server.serving import spans
+from duemq_server.serving import process, spans
 from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.timer_service.firing import SLEEP_S_MAX
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
@@ -75,7 +75,7 @@ class FireStream:
         self._requests: deque[_Request] = deque()
         self._next_id = 0
         self._refused: set[str] = set()
-        self._task = asyncio.create_task(self._run(), name=f"fire stream {broker}")
+        self._task = process.lasting(self._run(), f"fire stream {broker}", shard.log_loop.fail)
 
     def kick(self) -> None:
         """There may be something to send."""

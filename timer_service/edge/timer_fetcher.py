@@ -31,7 +31,7 @@ from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, stubs
-from duemq_server.serving import spans
+from duemq_server.serving import process, spans
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.log_entries import SourceId
@@ -91,7 +91,9 @@ class TimerFetcher:
         self._broker = broker
         self._stub = stub
         self._on_refused = on_refused
-        self._task = asyncio.create_task(self._run(), name=f"fetcher {broker}/{source.queue_id}")
+        self._task = process.lasting(
+            self._run(), f"fetcher {broker}/{source.queue_id}", shard.log_loop.fail
+        )
 
     async def stop(self) -> None:
         """Ends fetching."""

@@ -45,6 +45,9 @@ MINUTE_S = 60.0
 TOO_MANY = 200
 
 
+LOG_LOOP = SimpleNamespace(fail=lambda error: None)
+
+
 class Leaving:
     """The links of a shard that leaves."""
 
@@ -76,7 +79,7 @@ class Link(BrokerLink):
     answer: DuemqError | None = None
 
     def __init__(self, links: Leaving) -> None:
-        shard: Any = SimpleNamespace()
+        shard: Any = SimpleNamespace(log_loop=LOG_LOOP)
         to: Any = links
         super().__init__(to, shard, Broker("b", "127.0.0.1:1", 7))
         self.told: list[bool] = []
@@ -272,6 +275,7 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
             claimed = asyncio.Event()
             source = Source(SourceId(7, 0), "b", 7, 0)
             shard: Any = SimpleNamespace(
+                log_loop=LOG_LOOP,
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
             )
@@ -338,6 +342,7 @@ def test_what_another_broker_keeps_at_the_address_is_passed_over_by_nobody() -> 
         async def main() -> None:
             source = Source(SourceId(7, 0), "b", 7, 0)
             shard: Any = SimpleNamespace(
+                log_loop=LOG_LOOP,
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
             )
@@ -367,6 +372,7 @@ def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> N
         async def main() -> None:
             source = Source(SourceId(7, 0), "b", 7, 0)
             shard: Any = SimpleNamespace(
+                log_loop=LOG_LOOP,
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
             )
@@ -521,7 +527,7 @@ def test_what_waited_while_a_broker_refused_the_shard_is_sent_when_that_is_over(
         async def main() -> None:
             dispatcher = Dispatcher(Holds())
             scheduler = SimpleNamespace(dispatcher=dispatcher)
-            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), scheduler=scheduler)
+            shard: Any = SimpleNamespace(log_loop=LOG_LOOP, scheduler=scheduler)
             nothing: Any = None
             links = BrokerLinks(shard, RouteCache(), nothing, nothing)
             links.by_name = {"b1": played("b1", FencedTimer("other")), "b2": played("b2", None)}
@@ -562,7 +568,7 @@ def test_who_leaves_names_brokers_that_are_away_and_have_not_got_their_queues_ba
         async def main() -> None:
             numbers = SimpleNamespace(sources=[SimpleNamespace(id=SourceId(7, 1))])
             scheduler = SimpleNamespace(numbers=numbers)
-            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), scheduler=scheduler)
+            shard: Any = SimpleNamespace(log_loop=LOG_LOOP, scheduler=scheduler)
             settings: Any = SimpleNamespace(clock_difference_max=1.0)
             place = check("/data", FaultyDisk(), 1, shards, may_leave=True)
             links = BrokerLinks(shard, routes, settings, place)
@@ -586,7 +592,7 @@ def test_a_broker_that_is_gone_says_nothing_of_the_clock(monkeypatch: pytest.Mon
 
         async def main() -> None:
             firing = SimpleNamespace(keep_behind=behind.append)
-            shard: Any = SimpleNamespace(log_loop=SimpleNamespace(), firing=firing)
+            shard: Any = SimpleNamespace(log_loop=LOG_LOOP, firing=firing)
             nothing: Any = None
             links = BrokerLinks(shard, RouteCache(), nothing, nothing)
             links._clocks.cancel()
