@@ -32,6 +32,7 @@ from duemq_analytics import (
     lake_commands,
     options,
     output,
+    prepare_command,
     session,
     sink_bench,
     source_bench,
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
     lake_commands.add_land(commands)
     lake_commands.add_compact(commands)
+    prepare_command.add_prepare(commands)
     bench.add_bench(commands)
     sink_bench.add_sink_bench(commands)
     source_bench.add_source_bench(commands)

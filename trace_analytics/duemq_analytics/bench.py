@@ -27,6 +27,7 @@ from duemq import Producer
 from duemq.errors import Rejected
 from duemq.settings import default_nameserver
 from duemq.v1.trace_pb2 import SpanBatch, StringColumn
+from duemq_analytics import java_archive, session
 from duemq_analytics.lake.span_writer import write_messages
 
 SPANS = 5_000_000
@@ -80,6 +81,7 @@ def bench(arguments: argparse.Namespace, scratch: Path) -> int:
         "more_spans": arguments.more,
         "spans_per_message": ROWS,
         "processors": os.cpu_count(),
+        "prepared": bool(java_archive.using(java_archive.place(session.require_java()))),
         "nameserver": arguments.nameserver,
         "topic": topic,
         "directory": arguments.directory,

@@ -136,6 +136,17 @@ def compact(session: Session, lake: str, keep: str | None) -> int:
     return _job(session, "compact", ["--lake", lake, *(["--keep", keep] if keep else [])])
 
 
+@trace.command()
+@session_options
+@pass_session
+def prepare(session: Session) -> int:
+    """Let `report`, `land` and `compact` start sooner: keeps the Java classes that they need.
+
+    Some 200 MB in ~/.cache/duemq (XDG_CACHE_HOME), once for a Java and a Spark.
+    """
+    return _job(session, "prepare", [])
+
+
 def _job(session: Session, name: str, arguments: list[str]) -> int:
     """Becomes the job, which prints its result or its error itself: signals are for it then."""
     if importlib.util.find_spec("pyspark") is None:

@@ -8,8 +8,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from duemq_analytics import java_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,8 +63,8 @@ class JavaMissing(Exception):
     """There is no Java that Spark can run on; the message says what to do."""
 
 
-def require_java() -> str:
-    """The java that Spark will start; raises JavaMissing if there is none or it is too old."""
+def require_java() -> int:
+    """The version of the Java that Spark will start; raises JavaMissing without one new enough."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -83,7 +86,7 @@ def require_java() -> str:
             f"Spark needs Java {JAVA_VERSION_MIN} or newer, {java} is "
             f"{version or 'of an unknown version'}: install a newer one or set JAVA_HOME"
         )
-    return java
+    return version
 
 
 def java_version(text: str) -> int | None:
@@ -95,12 +98,20 @@ def java_version(text: str) -> int | None:
     return int(found[2] or 0) if major == 1 else major
 
 
-def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> SparkSession:
+def start(
+    name: str,
+    scratch: Path,
+    *,
+    cores: int = 2,
+    quick: bool = False,
+    java_options: Sequence[str] | None = None,
+) -> SparkSession:
     """A session that knows both data sources: of the master that was given, else on this machine.
 
     A master is given by `spark-submit` or in PYSPARK_SUBMIT_ARGS; then its other settings hold too.
     Else `scratch` takes Spark's temporary files and its (unused) warehouse, `cores` tasks run at a
-    time, and `quick` is for up to some million rows.
+    time, and `quick` is for up to some million rows.  `java_options`: in place of what an archive
+    of classes needs.
     Raises JavaMissing, or ModuleNotFoundError where pyspark or pyarrow is not installed.
     """
     from pyspark.sql import SparkSession
@@ -112,7 +123,8 @@ def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> S
     if submitted():
         settings = {key: settings[key] for key in settings.keys() - _submitted_settings()}
     else:
-        require_java()
+        archive = java_archive.place(require_java())
+        more = java_archive.using(archive) if java_options is None else java_options
         # Workers must be this Python, not the PATH's: its packages are needed there.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if not _master_in_arguments():
@@ -120,7 +132,7 @@ def start(name: str, scratch: Path, *, cores: int = 2, quick: bool = False) -> S
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             settings |= LOCAL_SETTINGS | {
                 "spark.master": f"local[{cores}]",
-                "spark.driver.extraJavaOptions": _java_options(quick),
+                "spark.driver.extraJavaOptions": _java_options(quick, more),
                 "spark.sql.warehouse.dir": str(scratch / "warehouse"),
                 "spark.local.dir": str(scratch),
             }
@@ -148,6 +160,6 @@ def _master_in_arguments() -> bool:
     return any(word == "--master" or word.startswith("--master=") for word in words)
 
 
-def _java_options(quick: bool) -> str:
-    options = [_JAVA_OPTIONS, f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"']
-    return " ".join([*options, _QUICK_JAVA_OPTIONS] if quick else options)
+def _java_options(quick: bool, more: Sequence[str]) -> str:
+    options = [_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}", *more]
+    return " ".join(f'"{each}"' for each in ([*options, _QUICK_JAVA_OPTIONS] if quick else options))

@@ -1,0 +1,61 @@
+"""An archive of Java's classes: made by a command, used by what starts Spark afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from duemq_analytics import java_archive, session
+
+LOADED = """
+import sys
+from pathlib import Path
+from pyspark import SparkContext
+from duemq_analytics import session
+spark = session.start("test", Path(sys.argv[1]))
+print(Path(f"/proc/{SparkContext._gateway.proc.pid}/maps").read_text())
+spark.stop()
+"""
+
+
+def run(*arguments: str, cache: Path) -> str:
+    """What a Python of its own prints."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(900)  # Java writes for a while
+def test_what_was_prepared_is_used_by_the_next_spark(tmp_path: Path) -> None:
+    cache, scratch = tmp_path / "cache", tmp_path / "scratch"
+    told = json.loads(run("-m", "duemq_analytics", "prepare", "--json", cache=cache))
+    archive = Path(told["archive"])
+    place = java_archive.place(session.require_java(), {"XDG_CACHE_HOME": str(cache)})
+    assert archive == place
+    assert archive.stat().st_size == told["bytes"] > 50_000_000
+    assert [path.name for path in archive.parent.iterdir()] == [archive.name]
+    assert str(archive) in run("-c", LOADED, str(scratch), cache=cache)
+    archive.chmod(0o600)
+    archive.write_bytes(b"no archive")
+    run("-c", LOADED, str(scratch), cache=cache)  # it starts all the same
+
+
+def test_an_archive_is_of_one_spark_and_one_java(tmp_path: Path) -> None:
+    def named(major: int, **environment: str) -> str:
+        return str(java_archive.place(major, environment))
+
+    assert named(17, HOME="/home/u").startswith("/home/u/.cache/duemq/spark-")
+    assert named(17, HOME="/home/u", XDG_CACHE_HOME="/c") == named(17, XDG_CACHE_HOME="/c")
+    assert named(17, HOME="/home/u") != named(21, HOME="/home/u")
+    assert java_archive.place(17, {}) is None
+
+
+def test_without_an_archive_java_is_told_nothing(tmp_path: Path) -> None:
+    assert java_archive.using(None) == java_archive.using(tmp_path / "none.jsa") == []

@@ -1,0 +1,93 @@
+"""`prepare`: an archive of the classes that a report needs, for all commands to start sooner."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from duemq.errors import Rejected
+from duemq_analytics import java_archive, session
+from duemq_analytics.bench import message
+from duemq_analytics.lake_commands import with_spark
+from duemq_analytics.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_ENDS_S_MAX = 120
+_MESSAGES = 20
+
+
+def add_prepare(commands: Any) -> None:
+    """The command `prepare`."""
+    parser = commands.add_parser(
+        "prepare",
+        help="let the other commands start sooner",
+        description="Runs a report of made-up spans and keeps the Java classes that it needed, "
+        "some 200 MB, in ~/.cache/duemq (XDG_CACHE_HOME).  Once for a Java and a Spark.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.set_defaults(run=prepare)
+
+
+def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
+    """Writes the archive; answers the exit code."""
+    if session.submitted():
+        raise Rejected("prepare starts a Java of its own: run it without spark-submit")
+    archive = java_archive.place(session.require_java())
+    if archive is None:
+        raise Rejected("there is no folder to keep it in: set HOME or XDG_CACHE_HOME")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    made = archive.with_name(f".{archive.name}.{os.getpid()}")
+    progress = Progress(quiet=arguments.json)
+    try:
+        with_spark(
+            "duemq trace prepare",
+            scratch,
+            partial(_report, scratch=scratch),
+            progress,
+            quick=True,
+            java_options=java_archive.making(made),
+        )
+        with progress.step("keeping what was loaded"):
+            _end_java()
+        if not made.is_file():
+            raise Rejected("Java kept nothing: is there space for 200 MB, and is it a HotSpot?")
+        made.replace(archive)
+    finally:
+        made.unlink(missing_ok=True)
+    size = archive.stat().st_size
+    if arguments.json:
+        print(json.dumps({"event": "prepared", "archive": str(archive), "bytes": size}))
+    else:
+        print(f"{size / 1e6:,.0f} MB in {archive}")
+    return 0
+
+
+def _report(spark: SparkSession, scratch: Path) -> int:
+    """The first report of a lake, and one more, which counts other things."""
+    from duemq_analytics import lake_report
+    from duemq_analytics.lake.parquet_spans import ParquetSpans
+    from duemq_analytics.lake.span_writer import MESSAGES_SCHEMA
+
+    now, lake = datetime.now(UTC), scratch / "lake"
+    for run in range(2):
+        rows = [("b", 0, i, message(i), now) for i in range(run, _MESSAGES, 2)]
+        ParquetSpans(lake).land(f"prepare-{run:010}", spark.createDataFrame(rows, MESSAGES_SCHEMA))
+        lake_report.write(spark, lake, str(scratch / "report"), now=now)
+    return 0
+
+
+def _end_java() -> None:
+    """Returns when Java has ended, which it does with its standard input."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(JAVA_ENDS_S_MAX)
