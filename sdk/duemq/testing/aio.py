@@ -50,7 +50,9 @@ class MemoryCluster(ClusterCore[aio.PushConsumer]):
                 with self._calling(delivery):
                     result = delivery.member.callback(delivery.argument)
                     if inspect.isawaitable(result):  # whose cancellation is its own
-                        result = await asyncio.ensure_future(result)
+                        result = await asyncio.create_task(_answer(result))
+                    if isinstance(result, SystemExit):
+                        raise result
                     check_ran(result)
                 delivered += len(delivery.messages)
         return delivered
@@ -61,3 +63,10 @@ class MemoryCluster(ClusterCore[aio.PushConsumer]):
         while self._step(until_ms):
             delivered += await self.deliver()
         return delivered
+
+
+async def _answer(result: Any) -> Any:
+    try:
+        return await result
+    except SystemExit as error:  # it would end the loop
+        return error

@@ -245,6 +245,19 @@ def test_an_exit_fails_its_message_and_a_test_that_fails_in_a_callback_fails(clu
             cluster.deliver()
 
 
+async def test_nor_does_a_coroutine_that_exits_end_the_test_run():
+    cluster = testing_aio.MemoryCluster()
+
+    async def leave(message):
+        sys.exit(1)
+
+    async with cluster.producer() as producer, cluster.push_consumer("g", "t", leave):
+        await producer.send("t", b"")
+        await cluster.deliver()
+        [retry] = cluster.pending()
+    assert retry.due_ms == cluster.now_ms + 10_000
+
+
 async def unfinished():
     """What a callback may give back instead of running it."""
 
