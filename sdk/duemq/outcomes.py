@@ -4,9 +4,6 @@ raise RetryLater("5m")          again after five minutes
 raise DeadLetter("why")         never again: to %DLQ%<group> at once
 raise BatchFailed({m: error})   of a list only `m`, as this error says
 any other exception             again when the group's retry policy says
-
-An ExceptionGroup of DeadLetters alone, or of RetryLaters, is as its first, one of a single
-BatchFailed as that.
 """
 
 from __future__ import annotations
@@ -120,7 +117,7 @@ class Failed:
 
 def failures_of(error: BaseException, messages: Sequence[Message]) -> list[Failed]:
     """What is not done of the messages that the callback was given, in their order."""
-    error = meant(error)
+    error = meant(error, len(messages))
     if not isinstance(error, BatchFailed):
         return [Failed(0, len(messages), error)]
     try:
@@ -144,15 +141,16 @@ def errors_of(error: BaseException, messages: Sequence[Message]) -> dict[int, Ba
     }
 
 
-def meant(error: BaseException) -> BaseException:
-    """What a group of exceptions stands for, or itself."""
-    first, *others = _leaves(error)
+def meant(error: BaseException, messages: int = 1) -> BaseException:
+    """What a group of exceptions that was raised for so many messages stands for, or itself.
+
+    Of several it may be about one: a TaskGroup cancels what does the others.
+    """
+    first, *others = leaves = list(_leaves(error))
     if isinstance(first, BatchFailed):
         return error if others else first
-    alike = (
-        all(isinstance(x, kind) for x in (first, *others)) for kind in (DeadLetter, RetryLater)
-    )
-    return first if any(alike) else error
+    kinds = (DeadLetter, RetryLater) if messages == 1 else ()
+    return first if any(all(isinstance(x, kind) for x in leaves) for kind in kinds) else error
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

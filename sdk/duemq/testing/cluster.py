@@ -300,7 +300,9 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
             failure = error
         with self._lock:
             self._groups.finish(delivery, failure)
-        if failure is not None and not isinstance(meant(failure), RetryLater | DeadLetter):
+        if failure is None:
+            return
+        if not isinstance(meant(failure, len(delivery.messages)), RetryLater | DeadLetter):
             if self._raise_errors:
                 raise failure
             log.warning("the callback failed for %r", delivery.messages[0], exc_info=failure)

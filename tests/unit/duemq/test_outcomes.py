@@ -126,9 +126,17 @@ NAMED = BatchFailed({BATCH[1]: ERROR})
 )
 def test_a_group_of_one_kind_is_as_its_first(leaves, meant) -> None:
     group = ExceptionGroup("in a TaskGroup", leaves)
-    assert failures_of(group, BATCH) == [Failed(0, 4, meant or group)]
+    assert failures_of(group, BATCH[:1]) == [Failed(0, 1, meant or group)]
     one = failures_of(BatchFailed({BATCH[2]: group}), BATCH)
     assert one == [Failed(2, 1, meant or group)]
+
+
+@pytest.mark.parametrize("leaf", [DEAD, LATER])
+def test_of_a_list_a_group_may_be_about_one_message(leaf) -> None:
+    """A TaskGroup over all of them has cancelled the others: these are no dead letters."""
+    group = ExceptionGroup("in a TaskGroup", [leaf])
+    assert failures_of(group, BATCH) == [Failed(0, 4, group)]
+    assert failures_of(leaf, BATCH) == [Failed(0, 4, leaf)]
 
 
 def test_a_group_of_one_that_names_messages_is_as_that() -> None:
