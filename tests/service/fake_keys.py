@@ -111,11 +111,9 @@ class FakeKeys:
             key = named.topic, named.key
             self._check(key)
             result = answer.results.add(outcome=timer_pb2.UNKNOWN)
-            if self.refuse_timers[named.key]:
-                self.refuse_timers[named.key] -= 1
-                result.Clear()
-                result.error.code, result.error.retryable = 40, True
-            elif self.waiting.pop(key, None) is not None:
+            if self._later(named.key, result):
+                continue
+            if self.waiting.pop(key, None) is not None:
                 result.outcome = timer_pb2.CANCELLED
             elif key in self.fired:
                 result.outcome = timer_pb2.FIRED
@@ -128,6 +126,8 @@ class FakeKeys:
         ):
             key = self._key_of(ref)
             result = answer.results.add(outcome=timer_pb2.RESCHEDULE_UNKNOWN)
+            if key is not None and self._later(key[1], result):
+                continue
             there = self.waiting.get(key)
             if there is not None:
                 result.outcome = timer_pb2.RESCHEDULED
@@ -138,6 +138,14 @@ class FakeKeys:
             elif key in self.fired:
                 result.outcome = timer_pb2.RESCHEDULE_FIRED
         return answer
+
+    def _later(self, timer_key: str, result) -> bool:
+        if not self.refuse_timers[timer_key]:
+            return False
+        self.refuse_timers[timer_key] -= 1
+        result.Clear()
+        result.error.code, result.error.retryable = 40, True
+        return True
 
     def _add(self, key, record, due_ms) -> message_pb2.TimerHandle:
         offset = len(self.records)

@@ -426,6 +426,17 @@ async def test_of_bodies_that_are_too_large_together_fewer_are_asked_about(clust
     assert told == {"rescheduled" if what == "reschedule" else "fired"}
 
 
+async def test_who_asks_with_fewer_asks_again_about_what_will_do_later(cluster, producer):
+    """Of what was too large nothing is done: it is not in doubt."""
+    shard = cluster.timers[0].keyed
+    for key in (keys := keys_of(cluster, 20)):
+        await producer.send(TOPIC, b"12345", timer_key=key, delay="1h")
+    shard.bytes_max = 10
+    shard.refuse_timers[keys[7]] = 1
+    outcomes = await producer.reschedule(key=[(TOPIC, key) for key in keys], delay="2h")
+    assert {each.outcome for each in outcomes} == {RescheduleOutcome.RESCHEDULED}
+
+
 async def test_of_two_that_share_a_request_one_is_too_large(cluster, producer):
     shard = cluster.timers[0].keyed
     for key in (keys := keys_of(cluster, lanes.IN_FLIGHT + 2)):

@@ -121,7 +121,7 @@ class Ask(Call):
         """Tells who waits."""
         for at, (part, _) in enumerate(self._asked):
             if at not in self._told:
-                part.heard |= asked
+                part.heard |= asked and not isinstance(error, TooLarge)
                 self._tell(at, error)
 
 
@@ -192,7 +192,7 @@ async def ask(
                 way = kind, due and due.field, most < SLICE and (part, start)
                 _gather(calls, begins, way, part, due, pending[start : start + most])
             try:
-                async with asyncio.timeout(left_s):
+                async with asyncio.timeout(deadline - time.monotonic()):
                     await part.done
             except TimeoutError:
                 raise Timeout(
