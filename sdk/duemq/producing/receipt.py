@@ -56,9 +56,10 @@ class AwaitableReceipt(PendingSend):
             batch.tell(index)
             try:
                 yield from until_done(batch).__await__()
-            except BaseException:
+            except asyncio.CancelledError:
                 batch.untell(index)
-                raise
+                if not batch.done or batch.error_of(index) is None:
+                    raise  # else nobody was told of that
         return receipt(batch, index)
 
 

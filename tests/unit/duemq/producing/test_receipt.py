@@ -158,6 +158,24 @@ async def test_nor_has_one_that_is_cancelled():
     assert made.untold() == [0]
 
 
+@pytest.mark.parametrize("error", [ReadOnly("full"), None])
+async def test_what_is_known_as_the_wait_is_cancelled_is_told_if_it_is_a_failure(error):
+    """Who was to hear of it has just been told that somebody waits."""
+    made = batch(1)
+    waiting = asyncio.ensure_future(AwaitableReceipt(made, 1))
+    turn = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(turn.set_result, None)
+    await turn
+    if error is None:
+        stored(made)
+    else:
+        made.failed(error)
+    made.wake()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError if error is None else ReadOnly):
+        await waiting
+
+
 def test_what_is_known_as_the_wait_is_over_is_told(monkeypatch):
     """Else nobody would be: who was to hear of it has just been told that somebody waits."""
     made = batch(1)
