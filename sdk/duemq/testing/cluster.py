@@ -18,7 +18,7 @@ from duemq.consumer.delivery.workers import (
     OnEither,
     OnMessage,
     OnMessages,
-    task_cancelled,
+    cancelling,
 )
 from duemq.consumer.fetching.subscription import Topics
 from duemq.consumer.settings import PushOptions
@@ -295,7 +295,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
             ):
                 yield
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and task_cancelled():
+            if isinstance(error, asyncio.CancelledError) and cancelling()():
                 raise  # as what is a test framework's own
             failure = error
         with self._lock:

@@ -41,7 +41,8 @@ class Calling:
         """`batch`: it gets lists."""
         # It may sort or empty a list: it gets a copy.
         given = (lambda messages: callback(list(messages))) if batch else callback
-        self.callback = given if is_async(callback) else _alone(given)
+        # In a thread what it sets in its context is not for the next.
+        self.callback = given if is_async(callback) else lambda x: copy_context().run(given, x)
         self.batch = batch
         self._group = group
         self._client_id = client_id
@@ -90,11 +91,6 @@ class Calling:
         return processing.process(
             messages, group=self._group, client_id=self._client_id, blame=errors_of
         )
-
-
-def _alone(call: Callback) -> Callback:
-    """What it sets in its context is not for the next."""
-    return lambda argument: copy_context().run(call, argument)
 
 
 def _ends_the_loop(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from duemq.consumer.delivery.calling import Calling, check_ran
-from duemq.consumer.delivery.workers import task_cancelled
+from duemq.consumer.delivery.workers import cancelling
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk, ProcessQueue
 from duemq.message import Message
@@ -136,7 +136,7 @@ class Caller(Calling):
             work.seconds = monotonic() - began
 
     async def _await_each(self, work: Work) -> None:
-        walk, span = work.walk, self.watch(work.chunk.messages)
+        walk, span, cancelled = work.walk, self.watch(work.chunk.messages), cancelling()
         for message in work.chunk.messages[walk.next :]:
             if walk.stopped:
                 return
@@ -145,7 +145,8 @@ class Caller(Calling):
                 walk.next += 1
             else:
                 _failed(work, [message], error)
-                walk.stopped |= task_cancelled()
+            if cancelled():
+                walk.stopped = True
 
     async def _await_batch(self, work: Work) -> None:
         messages = work.chunk.messages

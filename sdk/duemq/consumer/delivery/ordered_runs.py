@@ -11,7 +11,7 @@ from math import inf
 from duemq.consumer.delivery.calling import Calling, check_ran
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.delivery.order_lanes import OrderLanes, Segment
-from duemq.consumer.delivery.workers import Callback, task_cancelled
+from duemq.consumer.delivery.workers import Callback, cancelling
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import ProcessQueue
 from duemq.message import Message
@@ -141,7 +141,7 @@ class OrderedCaller(Calling):
 
     async def _await_each(self, run: OrderedRun) -> None:
         lease, pending, span = self._lease, run.pending, self.watch()
-        enough_s = inf
+        cancelled, enough_s = cancelling(), inf
         for index, segment in enumerate(run.segments):
             run.current = index
             for entry in segment.entries:
@@ -151,17 +151,18 @@ class OrderedCaller(Calling):
                 if enough_s == inf:
                     run.began_s, enough_s = now_s, now_s + SLICE_S
                 error = await self.awaited([entry.message], entry.message, span)
+                if cancelled():
+                    run.stopped = True
                 if error is None:
                     entry.finish()
                     segment.done += 1
-                else:
-                    run.stopped |= task_cancelled()
-                    if not _failed(segment, 1, error):
-                        break
+                elif not _failed(segment, 1, error):
+                    break
 
     async def _await_lists(self, run: OrderedRun) -> None:
+        cancelled = cancelling()
         for segment in run.segments:
-            if run.pending.dropped or self._lease.over:
+            if run.pending.dropped or self._lease.over or cancelled():
                 return
             messages = [entry.message for entry in segment.entries]
             error = await self.awaited(messages, messages, self.span)

@@ -74,7 +74,7 @@ class _Hand(Generic[T]):
         """Its thread, or task, does."""
         if isinstance(self.worker, threading.Thread):
             return self.worker.is_alive()
-        return self.worker is not None and not self.worker.done()
+        return not self.worker.done()
 
 
 class Pool(ABC, Generic[T]):
@@ -107,7 +107,7 @@ class Pool(ABC, Generic[T]):
 
         At most as many as there are workers: beyond that there is one less until it returns.
         """
-        living = [h for h in self._hands if h.worker is None or not h.given_up or h.runs]
+        living = [hand for hand in self._hands if not hand.given_up or hand.runs]
         held = next((hand for hand in living if hand.work is work), None)
         if held is None or len(living) >= 2 * self._count:
             log.error("too many callbacks do not return: a worker less until one does")
@@ -121,20 +121,17 @@ class Pool(ABC, Generic[T]):
     @abstractmethod
     def _start(self, hand: _Hand[T]) -> None: ...
 
-    @abstractmethod
-    def _give_up(self, hand: _Hand[T]) -> None: ...
+    def _give_up(self, hand: _Hand[T]) -> None:
+        """A thread cannot be ended."""
 
     @abstractmethod
     async def stop(self, timeout_s: float) -> None:
         """Ends the workers, each after what it is doing."""
 
-    @abstractmethod
-    def _current(self) -> object: ...
-
     def inside(self) -> bool:
         """Tells whether the caller is one of the workers.  From any thread."""
-        current = self._current()
-        return current is not None and any(hand.worker is current for hand in self._hands)
+        callers = threading.current_thread(), _task()
+        return any(hand.worker in callers for hand in self._hands if hand.worker is not None)
 
 
 class ThreadWorkers(Pool[T]):
@@ -152,20 +149,14 @@ class ThreadWorkers(Pool[T]):
         hand.worker = threading.Thread(target=self._run, args=(hand,), name=name, daemon=True)
         hand.worker.start()
 
-    def _give_up(self, hand: _Hand[T]) -> None:
-        """A thread cannot be ended."""
-
     async def stop(self, timeout_s: float) -> None:
         """Threads in a callback that does not return are left behind; they are daemons."""
         for _ in self._hands:  # also one that was given up as it just became free
             self._todo.put(None)
         deadline = monotonic() + timeout_s
         for hand in self._hands:
-            if not hand.given_up and hand.runs:
+            if not hand.given_up and hand.worker is not None:
                 await asyncio.to_thread(hand.worker.join, max(0.0, deadline - monotonic()))
-
-    def _current(self) -> object:
-        return threading.current_thread()
 
     def _run(self, hand: _Hand[T]) -> None:
         while not hand.given_up and (work := self._todo.get()) is not None:
@@ -191,8 +182,7 @@ class ThreadWorkers(Pool[T]):
 class TaskWorkers(Pool[T]):
     """Tasks on one asyncio queue, for callbacks that are coroutine functions.
 
-    One that is cancelled ends, and another takes its place: it may have been the callback.  Who
-    starts it is a task, too: where the whole loop is cancelled, nothing begins.
+    One that is cancelled ends, and the keeper, a task itself, starts another: README.md.
     """
 
     def __init__(self, caller: Calls[T], count: int, ended: Callable[[T], None]) -> None:
@@ -235,17 +225,15 @@ class TaskWorkers(Pool[T]):
         if late:
             await asyncio.wait(late, timeout=CANCEL_TIMEOUT_S)
 
-    def _current(self) -> object:
-        return _task()
-
     async def _run(self, hand: _Hand[T]) -> None:
+        cancelled = cancelling()
         try:
             while not hand.given_up and (work := await self._todo.get()) is not None:
                 hand.work = work
                 work.running = True
                 if not work.pending.dropped:
                     await self._caller.call_async(work)
-                if task_cancelled():
+                if cancelled():
                     raise asyncio.CancelledError
                 hand.work = None
                 self._ended(work)
@@ -255,10 +243,10 @@ class TaskWorkers(Pool[T]):
             raise
 
 
-def task_cancelled() -> bool:
-    """The task that runs this was cancelled."""
+def cancelling() -> Callable[[], int]:
+    """Tells how often the task that runs this was cancelled."""
     task = _task()
-    return task is not None and task.cancelling() > 0
+    return int if task is None else task.cancelling
 
 
 def _task() -> asyncio.Task[Any] | None:

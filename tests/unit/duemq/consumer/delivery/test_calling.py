@@ -1,5 +1,7 @@
 """Of many callbacks it is asked once whether anybody traces or measures them; lists are copies."""
 
+import asyncio
+from contextlib import suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
 
@@ -78,6 +80,26 @@ async def test_by_a_task_in_order(asked):
     given = run()
     await caller(callback, OrderedCaller, Lease.forever(lambda: 0.0)).call_async(given)
     assert ([segment.done for segment in given.segments], len(asked)) == ([COUNT], 1)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+async def test_by_a_task_that_is_cancelled_nothing_more_begins_in_order(batch):
+    calls = []
+
+    async def callback(given):
+        calls.append(given)
+        asyncio.current_task().cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    of = source()
+    lanes = OrderLanes(lambda message: message.offset % 2)
+    lanes.add(of.pending.add(messages(), COUNT, 1))
+    given = OrderedRun(Flow(of, lanes), lanes.take(0, COUNT))
+    ordered = caller(callback, OrderedCaller, Lease.forever(lambda: 0.0), batch=batch)
+    await asyncio.create_task(ordered.call_async(given))
+    assert len(calls) == 1
+    assert sum(segment.done for segment in given.segments) == (COUNT // 2 if batch else 1)
 
 
 @pytest.mark.parametrize("batch", [False, True])
