@@ -141,10 +141,10 @@ class FireStream:
             now = now_ms() - behind_ms
             ahead_ms = SENT_AHEAD_MS if len(self._requests) < AHEAD_REQUESTS_MAX else 0
             batches = dispatcher.sendable(self.broker, now, REQUEST_BYTES_MAX, ahead_ms)
-            retry_ms = dispatcher.next_retry_ms(self.broker, now, ahead_ms)
             if batches:
                 await self._send(call, batches)
                 continue
+            retry_ms = dispatcher.next_retry_ms(self.broker, now, ahead_ms)
             timeout_s = None
             if retry_ms != NEVER:
                 wait_s = (retry_ms + behind_ms) / 1000 - time.time()
