@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +30,9 @@ def open_store(settings: ReplicaSettings) -> Store:
     kind, _, place = settings.lease_store.partition(":")
     if kind == "file":
         return FileStore(place, settings.name)
-    # etcd and Kubernetes take whole seconds; a group's times do not rest on them.
-    lease_s = max(2, round(settings.lease_duration))
+    # etcd and Kubernetes take whole seconds.  Not less: a lease that etcd ended before its leader
+    # thinks so would be renewed, and counted, after another one has stood.
+    lease_s = max(2, math.ceil(settings.lease_duration))
     if kind == "kubernetes":
         return _open_kubernetes(settings.name, place, lease_s)
     return EtcdStore(

@@ -18,8 +18,9 @@ from duemq_server.replication.stores.etcd import EtcdStore
 from duemq_server.replication.stores.file import FileStore
 
 
-def settings(lease_store: str) -> ReplicaSettings:
+def settings(lease_store: str, **others: float) -> ReplicaSettings:
     return ReplicaSettings(
+        **others,
         name="g",
         data_dir="d",
         replica="0",
@@ -41,6 +42,20 @@ def test_each_setting_opens_its_store(tmp_path: Path) -> None:
         assert type(store) is kind
         assert store.look_s > 0
         store.close()
+
+
+@pytest.mark.parametrize(("lease_duration", "lease_s"), [(1.0, 2), (2.4, 3), (6.0, 6), (6.5, 7)])
+def test_etcd_ends_no_lease_before_its_leader_thinks_so(
+    monkeypatch: pytest.MonkeyPatch, lease_duration: float, lease_s: int
+) -> None:
+    granted: list[int] = []
+
+    def etcd(*_: object, lease_s: int, certificates: None) -> None:
+        granted.append(lease_s)
+
+    monkeypatch.setattr(record_store, "EtcdStore", etcd)
+    open_store(settings("etcd:127.0.0.1:1", lease_duration=lease_duration))
+    assert granted == [lease_s]
 
 
 def test_without_the_library_the_error_says_what_to_install(
