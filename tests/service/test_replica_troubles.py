@@ -217,6 +217,26 @@ async def test_a_leader_that_reaches_nobody_gives_up(running):
         await until(lambda: leader.lines == [b"by another one"])
 
 
+async def test_while_the_store_is_away_a_moments_silence_ends_no_term(running):
+    """Who began anew would know of no record."""
+    async with running(2, lease_duration=LASTING_S) as (group, net, leader):
+        (follower,) = others_of(group, leader)
+        term, looks = leader.replica.leading, []
+        for store in net.stores.values():
+            store.away = True
+        term._lease._reached_ms -= 2_000 * LASTING_S  # as if it were away for long
+        term.leader._renewed_ms = None
+        show = term._show
+        term._show = lambda: (looks.append(term.serves()), show())
+        link = net.link(follower.name, leader.name)
+        link.swallow(back=False)
+        await until(lambda: term.deposed.done() or False in looks[:-1])
+        assert not term.deposed.done()
+        link.heal()
+        await until(term.serves)
+        await leader.term.write(b"after")
+
+
 async def test_while_the_store_is_away_a_follower_comes_back_to_whom_it_knows(running):
     async with running(2, lease_duration=LASTING_S) as (group, net, leader):
         (follower,) = others_of(group, leader)

@@ -104,6 +104,7 @@ class Leading:
         self._moved = asyncio.Event()
         self._lease = Lease(self.leader, store, times, self._look_now)
         self._full_ms: int | None = None  # since when the disk is full
+        self._idle_ms: int | None = None  # since when each look found that it does not serve
         self._set_task: asyncio.Task[None] | None = None
         self._roster = Roster(now_ms, address)
         self._shipping = Shipping(
@@ -232,12 +233,18 @@ class Leading:
             self._lease.confirmed(renewed_ms)
 
     def _is_cut_off(self) -> bool:
-        """It can neither commit nor serve, nor ask for another set: somebody else may.
+        """For a lease it neither could commit, nor serve, nor ask for another set: another one may.
 
-        Followers that hear it do not stand.
+        Followers that hear it do not stand.  A moment is not enough: whoever begins anew while the
+        store is away from all knows no record, and leads nothing until it is back.
         """
-        silent = self._lease.silent_ms >= self._times.lease_ms
-        return silent and not self.leader.resigned and not self.serves()
+        if self.serves() or self.leader.resigned:
+            self._idle_ms = None
+            return False
+        now = steady_ms()
+        if self._idle_ms is None:
+            self._idle_ms = now
+        return min(self._lease.silent_ms, now - self._idle_ms) >= self._times.lease_ms
 
     def _is_held_up(self) -> bool:
         """Nothing is committed for want of its own disk: another one can."""
