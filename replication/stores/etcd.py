@@ -237,9 +237,17 @@ def _put(key: bytes, value: bytes) -> rpc_pb2.RequestOp:
 
 
 def _found(answer: rpc_pb2.TxnResponse) -> Found | None:
-    """Of an answer to gets of the record and its version."""
+    """Of an answer to gets of the record and its version; they come and go together.
+
+    Raises ValueError, UnknownVersion.
+    """
     record, version = (each.response_range.kvs for each in answer.responses)
-    return Found(version[0].value.decode(), decode(record[0].value)) if record and version else None
+    if not record and not version:
+        return None
+    if not record or not version:  # neither is there a record, nor could one be put there
+        gone, left = ("version", "record") if record else ("record", "version")
+        raise ValueError(f"somebody removed `{gone}` alone: remove `{left}`, too")
+    return Found(version[0].value.decode(), decode(record[0].value))
 
 
 def _said(error: grpc.RpcError) -> str:
