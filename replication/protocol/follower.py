@@ -18,6 +18,7 @@ from duemq_server.replication.protocol.messages import (
     Answer,
     Chunk,
     Hello,
+    NeedsSnapshot,
     Welcome,
 )
 from duemq_server.replication.protocol.record import (
@@ -29,6 +30,11 @@ from duemq_server.replication.protocol.record import (
 )
 from duemq_server.storage import record
 from duemq_server.storage.replicas import epoch
+
+EITHER_LOST = (
+    "one of both lost data: if the leader's disk did, or was put back from a copy, stop that one;"
+    " else start this one with an empty directory"
+)
 
 
 class StreamBroken(Exception):
@@ -112,7 +118,7 @@ class Follower:
         if welcome.truncate_to < self.committed:
             raise Refused(
                 f"{self.leader} has {welcome.truncate_to} bytes in common with this log, of which"
-                f" {self.committed} are committed: one of both lost data"
+                f" {self.committed} are committed: {EITHER_LOST}"
             )
         if welcome.truncate_to > self.end:
             raise StreamBroken(f"the log ends at {self.end}, before {welcome.truncate_to}")
@@ -120,6 +126,20 @@ class Follower:
             return welcome.truncate_to
         self._welcome = True
         return None
+
+    def needs_snapshot(self, needed: NeedsSnapshot) -> None:
+        """The leader has no use for this log, and would have a snapshot installed in its place.
+
+        What is committed here lies before the log of a leader that has it, too, or it would go on
+        with this one.  Raises Refused otherwise, unless an operator accepted a loss once;
+        StreamBroken.
+        """
+        self._check_sender(needed.epoch, needed.leader)
+        if needed.log_start <= self.committed and not self.record.formers:
+            raise Refused(
+                f"the log of {self.leader}, from {needed.log_start} on, lacks what is committed"
+                f" here, up to {self.committed}: {EITHER_LOST}"
+            )
 
     def truncated(self, position: int) -> None:
         """The log ends there now, durably, as the welcome said."""

@@ -53,6 +53,32 @@ async def test_who_is_behind_what_the_leader_keeps_gets_a_snapshot_in_the_same_t
         assert leader.replica.leading.leader.epoch == epoch
 
 
+async def test_who_has_what_its_leader_lost_takes_no_snapshot(running, tmp_path):
+    """The leader's disk was put back from a copy, and the log here begins behind that."""
+    async with running(3, lease_duration=LASTING_S) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await leader.term.write(b"first")
+        shutil.copytree(leader.directory, tmp_path / "copy")
+        await late.kill()
+        await fill_a_segment(group)
+        leader.forget()
+        late.start()
+        await until(lambda: late.role[0] == "follower")
+        await leader.term.write(b"last")
+        await until(lambda: late.lines[-1:] == [b"last"])
+        end = late.replica.state.log.end_position
+        for member in group.members.values():
+            await member.kill()
+        shutil.rmtree(leader.directory)
+        shutil.copytree(tmp_path / "copy", leader.directory)
+        leader.start()
+        await until(lambda: leader.replica is not None and leader.replica.leading is not None)
+        late.start()
+        await until(lambda: "lacks what is committed here" in late.reason)
+        assert not late.installing
+        assert late.replica.state.log.end_position == end
+
+
 async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(running):
     async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         late, third = others_of(group, leader)

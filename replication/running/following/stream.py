@@ -71,6 +71,7 @@ class Following:
             try:
                 greeting = await self._greet(call)
                 if not isinstance(greeting, Welcome):
+                    self._follower.needs_snapshot(greeting)
                     return greeting
                 await self._compare(greeting)
                 truncate_to = self._follower.welcome(greeting)

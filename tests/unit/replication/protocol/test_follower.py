@@ -7,7 +7,7 @@ import pytest
 
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
-from duemq_server.replication.protocol.messages import Answer, Chunk, Welcome
+from duemq_server.replication.protocol.messages import Answer, Chunk, NeedsSnapshot, Welcome
 from duemq_server.replication.protocol.record import LOG_VERSION, Record, Refused, ReplicaId
 from duemq_server.storage import record
 from duemq_server.storage.replicas import epoch
@@ -74,6 +74,21 @@ def test_it_never_goes_below_what_is_committed() -> None:
     with pytest.raises(Refused, match="of which 600 are committed"):
         follower.welcome(Welcome(4, A, 592))
     assert follower.welcome(Welcome(4, A, 600)) == 600
+
+
+def test_a_snapshot_takes_the_place_of_nothing_that_its_leader_lacks() -> None:
+    follower = following(welcomed=False)
+    follower.needs_snapshot(NeedsSnapshot(4, A, 608))
+    with pytest.raises(Refused, match="from 600 on, lacks what is committed here, up to 600"):
+        follower.needs_snapshot(NeedsSnapshot(4, A, 600))
+    with pytest.raises(StreamBroken, match="not what the record says"):
+        follower.needs_snapshot(NeedsSnapshot(3, A, 608))
+
+
+def test_after_an_accepted_loss_a_snapshot_takes_the_place_of_what_was_committed() -> None:
+    accepted = replace(RECORD, formers=(6,))
+    log = {"start": 400, "end": END, "durable": END, "committed": 600}
+    Follower(B, accepted, Epochs([(3, 0)]), **log).needs_snapshot(NeedsSnapshot(4, A, 0))
 
 
 def test_what_its_log_could_not_give_up_is_told_again() -> None:
