@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 from typing import Protocol
 
+from duemq.errors import DuemqError
 from duemq.settings import Tls
 from duemq.transport.retrying import Backoff
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
@@ -122,7 +123,7 @@ class Streams:
         except DiskFailed as error:  # as where a write meets it: only a start finds what is left
             self._copy.writing.fail(error)
             self._candidate.note("joining", f"the disk failed: {error}")
-        except (StorageError, ValueError) as error:
+        except (StorageError, DuemqError, OSError, ValueError) as error:  # OSError: of a read
             log.exception("it cannot be followed")
             self._candidate.note("joining", f"{type(error).__name__}: {error}")
         finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from duemq.errors import Corrupt
 from duemq_server.replication.protocol.messages import NeedsSnapshot
 from duemq_server.replication.protocol.record import ReplicaId
 from duemq_server.replication.protocol.times import Times
@@ -30,12 +32,15 @@ class Candidate:
 
 
 class Following:
-    """Its truncation finds no space for what it keeps aside."""
+    """Its truncation fails: it finds no space for what it keeps aside, say."""
 
     welcomed = False
 
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
     async def run(self, *_: Any) -> None:
-        raise DiskFull("write /data/log/0.broken-640: no space left")
+        raise self.error
 
 
 async def test_who_has_no_space_for_a_truncation_says_so_without_a_traceback(
@@ -46,10 +51,21 @@ async def test_who_has_no_space_for_a_truncation_says_so_without_a_traceback(
     follower.committed = 600
     me = ReplicaId("b", "b" * 32)
     streams = Streams(me, copy, Times(), "h:1", candidate, None)  # type: ignore[arg-type]
-    await streams._run(Following(), follower, "h:2")  # type: ignore[arg-type]
+    full = DiskFull("write /data/log/0.broken-640: no space left")
+    await streams._run(Following(full), follower, "h:2")  # type: ignore[arg-type]
     assert candidate.notes == [("joining", "write /data/log/0.broken-640: no space left")]
     assert (candidate.ended, candidate.followed, copy.committed) == (1, False, 600)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no such sector"), Corrupt("a queue")])
+async def test_who_cannot_read_what_it_has_says_so(error: Exception) -> None:
+    """Else it would go on being called in sync, and ready."""
+    candidate, copy = Candidate(), SimpleNamespace(committed=0)
+    me = ReplicaId("b", "b" * 32)
+    streams = Streams(me, copy, Times(), "h:1", candidate, None)  # type: ignore[arg-type]
+    await streams._run(Following(error), copy, "h:2")  # type: ignore[arg-type]
+    assert candidate.notes == [("joining", f"{type(error).__name__}: {error}")]
 
 
 class Copy:
