@@ -26,6 +26,10 @@ that is not enough, a torn tail that begins behind all that is known to have bee
 without a copy, which the log says as an error; in every other case the start is refused until
 there is space.
 
+What is left behind all that is known to have been durable is written once more before the sync that
+makes it so: after a sync that failed, pages can be read that are not on the disk, and the kernel
+takes them for clean.
+
 A cut before what was durable means that acknowledged data are gone (a truncated
 file, a disk that lied about a sync).  The log starts without them, since they
 are the end of it and nothing valid is skipped, but says so as an error.
@@ -40,7 +44,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from duemq_server.storage import record
-from duemq_server.storage.disk import Disk, DiskFile, write_whole
+from duemq_server.storage.disk import Disk, DiskFile, write_all, write_whole
 from duemq_server.storage.record import Entry, EntryCutOffError, InvalidEntryError
 from duemq_server.storage.segment import Segment
 
@@ -207,6 +211,13 @@ def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: D
             break
     disk.fsync_dir(os.path.dirname(path))  # before the cut takes the only other copy away
     return path
+
+
+def write_again(file: DiskFile, offset: int, end: int) -> None:
+    """Makes what a file has there dirty, for a sync to write it.  Raises DiskFull, DiskFailed."""
+    for piece in _pieces(file, offset, end - offset):
+        write_all(file, [piece], offset)
+        offset += len(piece)
 
 
 def _names_aside(segment: Segment, position: int) -> Iterator[str]:

@@ -126,7 +126,17 @@ class OpenedLog(LogReader):
                 kept,
                 f"; LOST: it had been durable up to {durable}" if lost else "",
             )
+        self._write_again(segment, durable, stop.position)
         self._open_for_writing(stop.position)
+
+    def _write_again(self, segment: Segment, durable: int, end: int) -> None:
+        """Of what is not known to be durable the kernel may take for clean what it could not write:
+        a sync alone would not write it either."""
+        file = self._files.get(segment.path)
+        try:
+            recovery.write_again(file, max(0, durable - segment.start), end - segment.start)
+        except DiskFull as error:  # of a copy-on-write file system; only a start makes space
+            logger.error("%s: not written again from %d on: %s", segment.path, durable, error)
 
     def _keep_aside(
         self, segment: Segment, stop: recovery.Stop, tail: recovery.Tail, lost: bool

@@ -6,6 +6,8 @@ Fault model, stricter than any file system we know:
 - Names created, renamed or removed are kept up to any point in their order, unless their
   directory was synced.  Syncing a file does not make its name durable.
 - A write may take fewer bytes than asked, find the disk full half-way, or fail; a sync may fail.
+  What a sync failed for is not tried again: it can be read, but no later sync puts it on the disk
+  unless it is written once more.
   Space that is reserved may end half-way, too, and stays taken.
 
     disk = FaultyDisk(cut_at=7)            # the 7th operation that changes something
@@ -39,6 +41,23 @@ class Inode:
     synced: bytes = b""
     bad: set[int] = field(default_factory=set)
     """Sectors that cannot be read, by number."""
+    given_up: set[int] = field(default_factory=set)
+    """Sectors that a sync failed for: clean, though they are not on the disk."""
+
+    def sync(self) -> None:
+        """Puts on the disk what is dirty."""
+        synced = bytearray(self.data)
+        for at in (number * SECTOR_BYTES for number in self.given_up):
+            end = min(at + SECTOR_BYTES, len(synced))
+            if at < end:
+                synced[at:end] = self.synced[at:end].ljust(end - at, b"\0")
+        self.synced = bytes(synced)
+
+    def fail_sync(self) -> None:
+        """Forgets that it is dirty."""
+        for at in range(0, len(self.data), SECTOR_BYTES):
+            if self.data[at : at + SECTOR_BYTES] != self.synced[at : at + SECTOR_BYTES]:
+                self.given_up.add(at // SECTOR_BYTES)
 
     def after_power_cut(self, keep: Random | None) -> Inode:
         """None keeps the synced state only."""
@@ -284,8 +303,9 @@ class FaultyFile:
         self._disk.step()
         self._disk.syncs += 1
         if self._disk.syncs == self._disk.fail_sync_at:
+            self._inode.fail_sync()
             raise DiskFailed(f"fdatasync {self.path}: input/output error")
-        self._inode.synced = bytes(self._inode.data)
+        self._inode.sync()
 
     def truncate(self, size: int) -> None:
         self._check_open()
@@ -310,3 +330,6 @@ class FaultyFile:
     def _put(self, data: bytes, offset: int) -> None:
         self._grow(offset)
         self._inode.data[offset : offset + len(data)] = data
+        self._inode.given_up.difference_update(
+            range(offset // SECTOR_BYTES, -(-(offset + len(data)) // SECTOR_BYTES))
+        )

@@ -204,3 +204,23 @@ def test_a_failed_sync_stops_the_log(fail_sync_at: int) -> None:
         log.append(1, [b"refused"])
     for seed in SEEDS:
         assert_sound(disk.after_power_cut(Random(seed)), acknowledged)
+
+
+@pytest.mark.parametrize("fail_sync_at", range(2, 14))
+def test_what_a_failed_sync_left_in_memory_is_durable_before_a_start_counts_on_it(
+    fail_sync_at: int,
+) -> None:
+    disk = FaultyDisk(fail_sync_at=fail_sync_at)
+    acknowledged: list[bytes] = []
+    with pytest.raises(DiskFailed):
+        run(disk, acknowledged)
+    disk = disk.after_kill()
+    log = open_log(disk)
+    there = recovered(log)
+    assert len(there) >= len(acknowledged)
+    for entry in (b"more", b"and more"):
+        log.append(1, [entry])
+        log.write_pending()
+    for keep in (None, *map(Random, SEEDS)):
+        again = recovered(open_log(disk.after_power_cut(keep)))
+        assert again == [*there, b"more", b"and more"]
