@@ -70,7 +70,7 @@ from duemq_server.serving.registration import Registration
 from duemq_server.serving.server import Server
 from duemq_server.storage import starts
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
 
 if TYPE_CHECKING:  # a broker without replicas need not load it
     from duemq_server.replication.running.leading import Leading
@@ -360,11 +360,15 @@ class Broker:
         await process.end(*self._tasks)
         await asyncio.to_thread(self._key_indexer.close)
         healthy = await self._log_loop.stop()
-        if healthy:
-            try:
-                recovery.closed(self.settings.data_dir, self._disk)
-            except (DiskFull, DiskFailed) as error:
-                log.error("the next start takes this stop for an unclean one: %s", error)
+        note, takes = (
+            (recovery.closed, "this stop for an unclean one")
+            if healthy
+            else (recovery.failed, "what was acknowledged before it was synced for durable")
+        )
+        try:
+            note(self.settings.data_dir, self._disk)
+        except (StorageError, OSError) as error:
+            log.error("the next start takes %s: %s", takes, error)
         committed = self._commits.position >= self.store.log.end_position
         if healthy and committed and not self.store.log.disk_full:
             try:

@@ -50,6 +50,8 @@ STORE_ID = "store_id"
 UNSYNCED = "unsynced"
 EPOCH = b" epoch "
 """In the value of that, before the last epoch of a log that had replicas."""
+FAILED = b"failed in "
+"""In the value of that, before the run of the machine in which the disk failed."""
 REBUILDING = "rebuilding"
 # What may have come behind what nameservers were told last, a heartbeat's time before the end.
 UNTOLD_BYTES = 1 << 30
@@ -136,6 +138,16 @@ def _say_unsynced(unsynced: "Marker", boot: bytes, tables: Tables) -> bool:
 def closed(data_dir: str, disk: Disk) -> None:
     """All that was acknowledged is on the disk.  Raises DiskFull, DiskFailed."""
     Marker(data_dir, UNSYNCED, disk).remove()
+
+
+def failed(data_dir: str, disk: Disk) -> None:
+    """The disk failed: what was acknowledged unsynced may be lost though the machine runs on.
+
+    The next start takes it for another run of the machine.  Raises DiskFull, DiskFailed.
+    """
+    unsynced = Marker(data_dir, UNSYNCED, disk)
+    if unsynced.value is not None:
+        unsynced.put(FAILED + unsynced.value)
 
 
 class Marker:

@@ -245,6 +245,26 @@ def test_without_sync_a_power_cut_takes_the_end_only_and_hides_nothing_new(
     check_new_ones_are_seen(store, ends)
 
 
+@pytest.mark.parametrize("epoch", [b"", recovery.EPOCH + b"7"])
+def test_what_a_disk_lost_that_failed_is_left_out_in_the_same_run_of_the_machine(
+    epoch: bytes,
+) -> None:
+    """The kernel may forget pages that it could not write."""
+    disk = FaultyDisk()
+    store = opened(disk, boot=b"first")
+    marker = recovery.Marker(DATA, recovery.UNSYNCED, disk)
+    marker.put(b"first" + epoch)
+    send(store, "old", 0, 50)
+    while store.log.write_group():  # acknowledged, and shown to all
+        pass
+    for _ in range(2):
+        recovery.failed(DATA, disk)
+    marker = recovery.Marker(DATA, recovery.UNSYNCED, disk)
+    assert recovery.unsynced_run(marker)[1] == int(epoch.removeprefix(recovery.EPOCH) or 0)
+    store = opened(disk.after_power_cut(None), boot=b"first")
+    assert store.queue("orders", 0).next_offset >= 50
+
+
 def test_a_clean_stop_leaves_nothing_out() -> None:
     disk = FaultyDisk()
     store = opened(disk, boot=b"first")

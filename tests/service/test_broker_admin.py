@@ -163,6 +163,24 @@ async def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing(
         assert await client.bodies("orders") == [b"a", b"b"]
 
 
+async def test_what_was_acknowledged_before_a_sync_that_failed_may_be_lost_and_its_offsets_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: RealFile) -> None:
+        raise DiskFailed(f"fdatasync {file.path}: input/output error")
+
+    async with running_broker(tmp_path, flush_mode="async") as (broker, client):
+        await client.send(batch("orders", [b"a"], producer_id=7))
+        monkeypatch.setattr(RealFile, "fdatasync", fail)
+        sending = asyncio.ensure_future(client.send(batch("orders", [b"b"])))
+        with pytest.raises((Internal, DiskFailed), match="input/output error"):
+            await broker.run(asyncio.Event())
+        sending.cancel()
+        monkeypatch.undo()
+    async with running_broker(tmp_path, flush_mode="async") as (broker, _):  # in the same run
+        assert broker.store.queue("orders", 0).next_offset > 2
+
+
 @pytest.mark.parametrize("error", [DiskFull, DiskFailed])
 async def test_a_stop_without_a_last_checkpoint_is_one_all_the_same(
     error: type[Exception],
