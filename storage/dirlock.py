@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 
 from duemq_server.storage.disk import RealDisk
-from duemq_server.storage.errors import DirectoryLocked
+from duemq_server.storage.errors import DirectoryLocked, DiskFailed
 
 LOCK_NAME = "LOCK"
 _ID_CHARS = 20
@@ -28,10 +28,13 @@ class DirLock:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             owner = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             self.close()
             raise DirectoryLocked(f"{path} is in use by process {owner}") from error
+        except OSError as error:  # of a network's file system
+            self.close()
+            raise DiskFailed(f"lock {self.path}: {error.strerror}") from error
         with suppress(OSError):  # full: who holds it is not told then
             # Over the one before: a file that was emptied might find no space again.
             os.pwrite(self._fd, f"{os.getpid():<{_ID_CHARS}}\n".encode(), 0)

@@ -1,6 +1,6 @@
 """The data directory of a timer shard, and how it is opened.
 
-DIR/lock          one process a directory (storage/dirlock.py)
+DIR/LOCK          one process a directory (storage/dirlock.py)
 DIR/log/          the timer log (log_entries.py)
 DIR/segments/     far timers (far_segments.py)
 DIR/checkpoint    checkpoint_state.py

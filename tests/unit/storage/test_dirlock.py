@@ -1,13 +1,14 @@
 """The lock of a directory, on a disk that has no room for who holds it."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from duemq_server.storage.dirlock import DirLock
-from duemq_server.storage.errors import DirectoryLocked
+from duemq_server.storage.errors import DirectoryLocked, DiskFailed
 
 
 def test_who_holds_it_is_named(tmp_path: Path) -> None:
@@ -28,3 +29,16 @@ def test_a_full_disk_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.Monkey
     with DirLock(str(tmp_path)), pytest.raises(DirectoryLocked, match="by process unknown"):
         DirLock(str(tmp_path))
     DirLock(str(tmp_path)).close()
+
+
+def test_a_file_system_without_locks_is_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DirLock(str(tmp_path)).close()  # its process id stays
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(DiskFailed, match="LOCK: No locks available"):
+        DirLock(str(tmp_path))
