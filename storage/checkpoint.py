@@ -27,7 +27,11 @@ assert HEADER.size == 24
 MAGIC = b"DMQC"
 VERSION = 1
 
-_REMEDY = "Restore the file from a copy, or remove it to rebuild what can be rebuilt from the log"
+REMEDY = (
+    "Restore the data directory from a copy, whole; that of a replica is emptied instead: it gets"
+    " everything from the one that leads"
+)
+"""No file of these is left out without harm, but those whose owner says so."""
 
 
 def encode(payload: bytes) -> bytes:
@@ -36,17 +40,17 @@ def encode(payload: bytes) -> bytes:
     return google_crc32c.value(covered).to_bytes(4, "little") + covered
 
 
-def decode(data: bytes, path: str) -> bytes:
-    """The payload.  Raises CorruptFile, UnknownVersion; `path` is for the message."""
+def decode(data: bytes, path: str, remedy: str = REMEDY) -> bytes:
+    """The payload.  Raises CorruptFile, UnknownVersion; `path` and `remedy` are for the message."""
     if len(data) < HEADER.size:
-        raise CorruptFile(path, 0, f"only {len(data)} bytes", _REMEDY)
+        raise CorruptFile(path, 0, f"only {len(data)} bytes", remedy)
     crc, magic, version, length = HEADER.unpack_from(data)
     if magic != MAGIC or google_crc32c.value(data[4:]) != crc:
-        raise CorruptFile(path, 0, "magic or CRC-32C is wrong", _REMEDY)
+        raise CorruptFile(path, 0, "magic or CRC-32C is wrong", remedy)
     if version != VERSION:
         raise UnknownVersion(f"{path} has version {version}, this release reads {VERSION}")
     if length != len(data) - HEADER.size:
-        raise CorruptFile(path, 16, f"length {length} is wrong", _REMEDY)
+        raise CorruptFile(path, 16, f"length {length} is wrong", remedy)
     return data[HEADER.size :]
 
 
@@ -56,12 +60,12 @@ def save(path: str, payload: bytes, disk: Disk) -> None:
     disk.fsync_dir(os.path.dirname(path) or ".")
 
 
-def load(path: str, disk: Disk) -> bytes | None:
+def load(path: str, disk: Disk, remedy: str = REMEDY) -> bytes | None:
     """The state, or None if none was ever saved.  Raises CorruptFile, UnknownVersion."""
     if not disk.exists(path):
         return None
     file = disk.open(path)
     try:
-        return decode(bytes(file.pread(file.size(), 0)), path)
+        return decode(bytes(file.pread(file.size(), 0)), path, remedy)
     finally:
         file.close()

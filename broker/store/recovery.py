@@ -381,7 +381,8 @@ def save_store_id(data_dir: str, store_id: int, disk: Disk) -> None:
 
 def load_checkpoint(data_dir: str, disk: Disk) -> bytes | None:
     """The last one that was saved, encoded.  Raises CorruptFile, UnknownVersion."""
-    return checkpoint.load(os.path.join(data_dir, CHECKPOINT), disk)
+    remedy = f"{checkpoint.REMEDY}. Else remove this file: what the log still has is rebuilt"
+    return checkpoint.load(os.path.join(data_dir, CHECKPOINT), disk, remedy)
 
 
 def save_checkpoint(data_dir: str, state: CheckpointState, disk: Disk) -> None:

@@ -62,7 +62,7 @@ def test_what_a_full_disk_cut_short_takes_no_space() -> None:
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
     data = checkpoint.encode(b"state")
     for at in range(len(data)):
-        with pytest.raises(CorruptFile, match=r"/state, offset \d+: .*Restore the file"):
+        with pytest.raises(CorruptFile, match=r"/state, offset \d+: .*Restore the data directory"):
             checkpoint.decode(data[:at], PATH)
         for bit in range(8):
             damaged = bytearray(data)

@@ -8,7 +8,7 @@ import pytest
 from duemq_server.broker.store import recovery, retention
 from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import CorruptFile, DiskFull
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.leading import DATA, NOW_MS, SEGMENT_BYTES, SETTINGS, save
@@ -47,6 +47,23 @@ def test_a_marker_that_went_while_too_many_files_were_open_is_gone_by_the_next_t
             marker.remove()
     marker.remove()
     assert Marker(DATA, REBUILDING, disk.after_power_cut(None)).value is None
+
+
+@pytest.mark.parametrize("name", [recovery.STORE_ID, UNSYNCED, recovery.CHECKPOINT])
+def test_only_a_checkpoint_that_is_damaged_may_be_removed(name: str) -> None:
+    """Without its id it would be another store, of which timer shards fetch everything again."""
+    disk = FaultyDisk()
+    store = opened(disk)
+    send(store)
+    recovery.save_checkpoint(DATA, store.snapshot(), disk)
+    Marker(DATA, UNSYNCED, disk).put(b"first")
+    disk.flip(f"{DATA}/{name}", 25)
+    with pytest.raises(CorruptFile, match="Restore the data directory") as refused:
+        opened(disk.after_kill())
+    assert ("remove this file" in str(refused.value)) == (name == recovery.CHECKPOINT)
+    if name == recovery.CHECKPOINT:
+        disk.unlink(f"{DATA}/{name}")
+        assert opened(disk).queue("orders", 0).records_from(0) == 30
 
 
 def test_retention_needs_no_checkpoint_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
