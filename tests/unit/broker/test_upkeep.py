@@ -23,7 +23,7 @@ from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import INTERVAL_S, RETENTION_INTERVAL_MS, Upkeep
-from duemq_server.storage.errors import DiskFailed
+from duemq_server.storage.errors import DiskFailed, DiskFull
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
@@ -239,6 +239,32 @@ async def test_a_consume_queue_that_cannot_be_read_holds_up_nothing_else(
     assert "quiet/0" in errors[0].getMessage()
     assert world.count("upkeep_errors") > 1
     assert opened(world.disk).queue("orders", 0).max_offset == 220  # nor does a start need it
+
+
+async def test_retention_waits_for_a_queue_that_cannot_be_opened_while_too_many_files_are_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gone on without, its begin would be CORRUPT until more goes of the log."""
+    world.send(3, topic="quiet")
+    world.send(100)
+    for queue in world.store.all_queues():
+        queue.sync()
+    recovery.save_checkpoint("/data", world.store.snapshot(), world.disk)
+    world.store.close()
+    world.store = opened(world.disk)
+    world.keep(retention_bytes=SEGMENT_BYTES)
+
+    def too_many(queue: Queue, position: int) -> int:
+        raise DiskFull(f"open a file of {queue.key}: too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Queue, "first_from", too_many)
+        await world.passes(RETENTION_INTERVAL_MS)
+    assert world.store.log.start_position == 0
+    await world.passes(RETENTION_INTERVAL_MS)
+    assert world.store.log.start_position > 0
+    quiet = world.store.queue("quiet", 0)
+    assert quiet.min_offset == quiet.max_offset == 3
 
 
 async def test_a_segment_that_cannot_be_read_holds_up_nothing_else(
