@@ -49,16 +49,18 @@ class FailingDisk(FaultyDisk):
         super().__init__()
         self.faults = faults
 
-    def after_kill(self) -> FailingDisk:
-        return self._as_failing(super().after_kill())
-
-    def after_power_cut(self, keep: Random | None = None) -> FailingDisk:
-        return self._as_failing(super().after_power_cut(keep))
-
-    def _as_failing(self, disk: FaultyDisk) -> FailingDisk:
-        failing = FailingDisk(self.faults)
+    @classmethod
+    def of(cls, disk: FaultyDisk, faults: Faults) -> FailingDisk:
+        """In place of another one."""
+        failing = cls(faults)
         vars(failing).update(vars(disk))
         return failing
+
+    def after_kill(self) -> FailingDisk:
+        return self.of(super().after_kill(), self.faults)
+
+    def after_power_cut(self, keep: Random | None = None) -> FailingDisk:
+        return self.of(super().after_power_cut(keep), self.faults)
 
     def open(self, path: str, *, create: bool = False) -> FailingFile:
         self.faults.meet("open", path, raw=not create)
