@@ -12,7 +12,9 @@ Damage in the timer log is not mended here: see `duemq-storage check`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duemq.errors import Corrupt
-from duemq_server.storage.disk import Disk, DiskFile, write_all
+from duemq_server.storage.disk import Disk, DiskFile, write_whole
 from duemq_server.storage.errors import CorruptFile, StorageError
 from duemq_server.timer_service.disk.checkpoint_state import Held
 from duemq_server.timer_service.disk.data_directory import open_directory, save_now
@@ -372,21 +374,22 @@ def set_aside(directory: str, disk: Disk, limits: Limits, now_ms: int) -> Iterat
 
 
 def _copy(directory: str, path: str, disk: Disk) -> str:
+    """A whole one, beside those of earlier damage: a period's file may come anew."""
     folder = os.path.join(directory, FOLDER)
     disk.makedirs(folder)
-    copy_path = os.path.join(folder, os.path.basename(path))
-    source, copy = disk.open(path), disk.open(copy_path, create=True)
-    try:
-        done, size = 0, source.size()
-        while done < size:
-            chunk = _readable(source, done, min(COPY_BYTES, size - done))
-            done = write_all(copy, [chunk], done)
-        copy.fdatasync()
-    finally:
-        source.close()
-        copy.close()
+    first = os.path.join(folder, os.path.basename(path))
+    names = itertools.chain([first], (f"{first}.{number}" for number in itertools.count(2)))
+    copy_path = next(name for name in names if not disk.exists(name))
+    with contextlib.closing(disk.open(path)) as source:
+        write_whole(copy_path, _chunks(source), disk)
     disk.fsync_dir(folder)
     return copy_path
+
+
+def _chunks(file: DiskFile) -> Iterator[bytes]:
+    size = file.size()
+    for at in range(0, size, COPY_BYTES):
+        yield _readable(file, at, min(COPY_BYTES, size - at))
 
 
 def _readable(file: DiskFile, at: int, size: int) -> bytes:

@@ -85,6 +85,19 @@ def test_one_damaged_body_costs_one_timer() -> None:
     assert world.scheduler.ledger.pending == 0
 
 
+def test_what_was_kept_of_earlier_damage_stays() -> None:
+    world = far_world()
+    path = flip(world, -(HEADER_BYTES + 350))
+    damaged = world.disk.content(path)
+    kept = f"{DATA}/{FOLDER}/{path.rpartition('/')[2]}"
+    world.disk.makedirs(f"{DATA}/{FOLDER}")
+    earlier = b"x" * (len(damaged) + 1)
+    world.disk.open(kept, create=True).pwritev([earlier], 0)
+    assert f"kept aside: {kept}.2" in given_up(world)
+    assert world.disk.content(kept) == earlier
+    assert world.disk.content(f"{kept}.2") == damaged
+
+
 @pytest.mark.parametrize("apart_ms", [500, 60_000])
 def test_a_bad_sector_costs_what_lies_in_it(apart_ms: int) -> None:
     """Also where what lies beside it is due soon, and comes into memory."""
