@@ -66,6 +66,9 @@ def load(path: str, disk: Disk, remedy: str = REMEDY) -> bytes | None:
         return None
     file = disk.open(path)
     try:
-        return decode(bytes(file.pread(file.size(), 0)), path, remedy)
+        data = bytes(file.pread(file.size(), 0))
+    except OSError as error:  # a bad sector, say
+        raise CorruptFile(path, 0, error.strerror or str(error), remedy) from error
     finally:
         file.close()
+    return decode(data, path, remedy)

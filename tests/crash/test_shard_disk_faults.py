@@ -17,7 +17,7 @@ from tests.crash.faulty_disk import FaultyDisk
 from tests.property.timer_world import OTHER, TIGHT, TOPICS, World
 
 TRIES_MAX = 3
-STEP = 5
+STEP = 8
 HOUR_MS = 3_600_000
 KEYS = [TimerKey("any", "key-1"), TimerKey("any", "key-2")]
 

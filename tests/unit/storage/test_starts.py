@@ -36,6 +36,14 @@ def test_a_damaged_file_keeps_nobody_from_its_start(disk: FaultyDisk, caplog) ->
     assert starts.begin(DIRECTORY, disk, 300) == 401
 
 
+def test_nor_does_one_on_a_bad_sector(disk: FaultyDisk, caplog) -> None:
+    starts.begin(DIRECTORY, disk, 1_000)
+    disk.wear_out(PATH, 0)
+    assert starts.begin(DIRECTORY, disk, 400) == 400
+    assert f"{PATH}, offset 0: Input/output error" in caplog.text
+    assert starts.begin(DIRECTORY, disk, 300) == 401
+
+
 def test_a_full_disk_keeps_nobody_from_its_start(disk: FaultyDisk, monkeypatch, caplog) -> None:
     starts.begin(DIRECTORY, disk, 1_000)
 
