@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +43,6 @@ BATCH_BYTES = 64 * 1024 * 1024
 _MANY = BATCH_ROWS * PULL_BYTES // BATCH_BYTES
 """Runs of so many messages fill a batch with rows before bytes: each is of one pull."""
 
-_body = attrgetter("body")
 _logger = logging.getLogger(__name__)
 
 
@@ -85,7 +83,7 @@ class MessageReader(RangeReader):
     """Reads messages as they are."""
 
     def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
-        """About BATCH_ROWS messages each, or fewer with BATCH_BYTES in their bodies."""
+        """About BATCH_ROWS messages each, or fewer with BATCH_BYTES in them."""
         topic = self.settings.topic
         gathered: list[Run] = []
         rows = size = 0
@@ -93,12 +91,17 @@ class MessageReader(RangeReader):
             gathered.append(run)
             rows += len(run.records)
             if len(run.records) < _MANY:
-                size += sum(map(len, map(_body, run.records)))
+                size += sum(map(_bytes_of, run.records))
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield messages_source.to_arrow(topic, piece, gathered, self.columns)
                 gathered, rows, size = [], 0, 0
         if gathered:
             yield messages_source.to_arrow(topic, piece, gathered, self.columns)
+
+
+def _bytes_of(record: Any) -> int:
+    """About what it holds; most messages have no properties, and to measure all would cost."""
+    return record.ByteSize() if record.properties else len(record.body)
 
 
 class SpanReader(RangeReader):
