@@ -67,14 +67,19 @@ def latest(
 
 
 def fair_shares(waiting: Mapping[Queue, int], limit: int | None) -> dict[Queue, int]:
-    """How many messages to take of each queue, at most `limit` in all."""
-    shares: dict[Queue, int] = {}
-    left, queues = limit, len(waiting)
-    for key in sorted(waiting, key=lambda key: (waiting[key], key)):  # the shortest first
+    """How many messages to take of each queue, at most `limit` in all.
+
+    Where that is less than one for each, the longest queues get one: each is among them in time.
+    """
+    shares = dict.fromkeys(waiting, 0)
+    order = sorted(waiting, key=lambda key: (waiting[key], key))  # the shortest first
+    if limit is not None:
+        order = order[-limit:]
+    left, queues = limit, len(order)
+    for key in order:
         count = max(waiting[key], 0)
         if left is not None:
-            # Rounded up, so that a limit below the number of queues moves on, too.
-            count = min(count, -(-left // queues))
+            count = min(count, left // queues)
             left -= count
         shares[key] = count
         queues -= 1

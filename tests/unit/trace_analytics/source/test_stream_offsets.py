@@ -53,6 +53,16 @@ def test_shares_keep_to_the_limit_and_starve_nobody(waiting, limit):
     assert not cut or max(shares.values()) <= min(cut) + 1
 
 
+def test_a_limit_below_the_number_of_queues_leaves_none_behind_for_ever():
+    waiting = {("a", 0): 20, ("a", 1): 0, ("a", 2): 0}
+    for _ in range(100):  # two queues get a message between micro-batches, the third has a backlog
+        waiting = {key: count + (key != ("a", 0)) for key, count in waiting.items()}
+        shares = stream_offsets.fair_shares(waiting, 2)
+        waiting = {key: waiting[key] - shares[key] for key in waiting}
+    assert waiting["a", 0] < 20
+    assert max(waiting.values()) < 100
+
+
 def test_nothing_new_is_the_same_offsets():
     start = offsets(b0_2=30, b0_10=5, b1_0=50)
     assert json.dumps(stream_offsets.latest(start, QUEUES, 9, TOPIC)) == json.dumps(start)
