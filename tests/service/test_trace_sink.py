@@ -1,5 +1,6 @@
 """Trace batches on their way to a broker that misbehaves."""
 
+import math
 from contextlib import closing
 
 import pytest
@@ -81,6 +82,19 @@ def test_a_second_nameserver_helps(cluster):
     assert stored(cluster) == [b"x"]
 
 
+def test_without_a_nameserver_batches_go_where_they_went(cluster, sink):
+    sink.send(b"a")
+    sink._client.nameservers = ("127.0.0.1:1",)
+    sink._timeout_s = 5.0
+    sink._lanes_at = -math.inf  # as after ROUTE_AGE_S_MAX
+    sink.send(b"b")
+    cluster.refusals = [InvalidArgument("no")]
+    with pytest.raises(InvalidArgument):
+        sink.send(b"c")
+    sink.send(b"d")
+    assert stored(cluster) == [b"a", b"b", b"d"]
+
+
 def test_what_is_refused_for_good_is_raised_at_once_and_the_next_batch_goes_on(cluster, sink):
     sink.send(b"a")
     cluster.refusals = [InvalidArgument("no")]
@@ -96,7 +110,7 @@ def test_a_broker_that_comes_back_at_another_address_takes_nothing_for_a_repeat(
     for body in bodies(4):
         sink.send(body)
     cluster.address = cluster.address.replace("127.0.0.1", "localhost")
-    sink._lanes = []  # as after ROUTE_AGE_S_MAX
+    sink._lanes_at = -math.inf  # as after ROUTE_AGE_S_MAX
     for body in bodies(8)[4:]:
         sink.send(body)
     assert stored(cluster) == bodies(8)

@@ -12,6 +12,7 @@ Owned by: the thread that exports.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ CALL_TIMEOUT_S = 3.0
 """Of one attempt."""
 
 ROUTE_AGE_S_MAX = 30.0
-"""After that, new brokers and queues are asked for."""
+"""After that, new brokers and queues are asked for; where nobody tells, the known ones stay."""
 
 AVOID_S = 30.0
 """How long a broker that let a batch down gets no new one, if there is another."""
@@ -83,7 +84,7 @@ class TraceSink:
             self._epoch += 1
             self._sequences.clear()
             self._avoided[lane.broker] = time.monotonic() + AVOID_S
-            self._lanes = []
+            self._lanes_at = -math.inf
             raise
         self._sequences[lane.key] = self._sequences.get(lane.key, 0) + 1
 
@@ -125,7 +126,12 @@ class TraceSink:
         """The next lane in turn, of brokers that did not fail lately as far as there are any."""
         now = time.monotonic()
         if not self._lanes or now - self._lanes_at > ROUTE_AGE_S_MAX:
-            self._lanes = retrying.until_blocking(stop_at, self._find)
+            try:  # once, if there is where else to go: spans wait meanwhile
+                until = now if self._lanes else stop_at
+                self._lanes = retrying.until_blocking(until, self._find)
+            except DuemqError:
+                if not self._lanes:
+                    raise
             self._lanes_at = now
         good = [lane for lane in self._lanes if self._avoided.get(lane.broker, 0.0) <= now]
         lanes = good or self._lanes
