@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, InvalidArgument
 from duemq_cli import interrupts, plugins, streams
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.interrupts import Interruption
@@ -31,6 +31,9 @@ COMMANDS = {
     "cluster": "duemq_cli.commands.cluster",
     "context": "duemq_cli.commands.context",
 }
+TEXT_SHOWN = 80
+"""Characters of a text that is none."""
+
 # They have processes of their own to end.
 OWNERS = {"bench", "demo"}
 
@@ -83,6 +86,8 @@ class Root(click.Group):
             code, say = exit_of(error), partial(output.error, error)
         except click.ClickException as error:
             code, say = error.exit_code, partial(_usage_error, output, error)
+        except UnicodeEncodeError as error:  # an argument of other bytes became part of a request
+            code, say = Exit.USAGE, partial(output.error, _no_text(error))
         except (click.Abort, KeyboardInterrupt):
             code, say = Exit.INTERRUPTED, interruption.tell
         except OSError as error:
@@ -93,6 +98,11 @@ class Root(click.Group):
                 say = partial(streams.give_up, sys.stdout)
         _tell(output, say)
         return int(code or 0)
+
+
+def _no_text(error: UnicodeEncodeError) -> InvalidArgument:
+    text = ascii(error.object[:TEXT_SHOWN])
+    return InvalidArgument(f"{text} is not UTF-8 text", field="argument", value=text)
 
 
 def _nothing() -> None:

@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO
 import pytest
 from click.testing import CliRunner, Result
 
+from duemq.v1 import admin_pb2
 from duemq_cli.app import COMMANDS, cli
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session
@@ -366,6 +367,20 @@ def test_an_interruption_that_cannot_be_printed_is_one(
         patched.setattr(Session, "admin", interrupted)
         patched.setattr(sys, "stderr", unwritable)
         assert exit_code("topic", "list") == Exit.INTERRUPTED
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_an_argument_that_is_no_text_is_wrong_usage(
+    more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(session: Session) -> NoReturn:
+        admin_pb2.DescribeTopicRequest(name="no\udcfftext")
+        raise AssertionError
+
+    monkeypatch.setattr(Session, "admin", asked)
+    assert exit_code("topic", "show", "no\udcfftext", *more) == Exit.USAGE
+    told = capsys.readouterr()
+    assert "'no\\udcfftext' is not UTF-8 text" in told.err + told.out.replace("\\\\", "\\")
 
 
 class SpeaksNoTls(socketserver.StreamRequestHandler):
