@@ -45,11 +45,6 @@ class CountingExporter(SpanExporter):
         self.counts = SpanCounts()
 
     @property
-    def exported(self) -> int:
-        """Spans handed over so far."""
-        return self.counts.exported
-
-    @property
     def dropped(self) -> int:
         """Spans lost so far, for whatever reason."""
         return sum(self.counts.dropped.values())

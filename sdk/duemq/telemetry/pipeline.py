@@ -24,7 +24,6 @@ _logger = logging.getLogger(__name__)
 EXPORT_TIMEOUT_S = 10.0
 """For one batch to become durable; OpenTelemetry's default for exporters."""
 
-
 INTERRUPT_TIMEOUT_S = 0.5
 """For an export that was broken off to end."""
 
@@ -69,7 +68,7 @@ class Pipeline:
     @property
     def exported(self) -> int:
         """Spans handed over so far; stored ones, if they go to DueMQ."""
-        return self._exporter.exported
+        return self._exporter.counts.exported
 
     def flush(self) -> None:
         """Exports what waits; returns when it is stored or dropped."""

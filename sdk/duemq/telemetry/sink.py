@@ -16,31 +16,26 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from duemq.errors import DuemqError, NotReady, TopicNotFound, Unavailable
 from duemq.settings import Tls
 from duemq.transport import retrying, status
 from duemq.transport.blocking_client import BlockingClient
-from duemq.v1 import (
-    admin_pb2,
-    broker_pb2,
-    nameserver_pb2,
-)
+from duemq.v1 import admin_pb2, broker_pb2, nameserver_pb2
 from duemq.v1.stubs import BrokerAdminStub, BrokerStub, NameserverStub
 
 CALL_TIMEOUT_S = 3.0
 """Of one attempt."""
 
 ROUTE_AGE_S_MAX = 30.0
-"""After that, new brokers and queues are asked for; where nobody tells, the known ones stay."""
+"""After that, new queues are asked for; where nobody tells, the known ones stay."""
 
 AVOID_S = 30.0
 """How long a broker that let a batch down gets no new one, if there is another."""
 
 
-@dataclass(frozen=True)
-class TraceQueue:
+class TraceQueue(NamedTuple):
     """A queue on a broker."""
 
     broker: str
@@ -64,7 +59,7 @@ class TraceSink:
         self._topic = topic
         self._timeout_s = timeout_s
         self._lanes: list[TraceQueue] = []
-        self._lanes_at = 0.0
+        self._lanes_at = -math.inf
         self._avoided: dict[str, float] = {}
         self._turn = secrets.randbelow(1 << 16)  # processes begin at different queues
         self._producer_id = secrets.randbits(63)
@@ -125,10 +120,9 @@ class TraceSink:
     def _choose(self, stop_at: float) -> TraceQueue:
         """The next lane in turn, of brokers that did not fail lately as far as there are any."""
         now = time.monotonic()
-        if not self._lanes or now - self._lanes_at > ROUTE_AGE_S_MAX:
-            try:  # once, if there is where else to go: spans wait meanwhile
-                until = now if self._lanes else stop_at
-                self._lanes = retrying.until_blocking(until, self._find)
+        if now - self._lanes_at > ROUTE_AGE_S_MAX:
+            try:  # once, if there is where else to go: spans wait
+                self._lanes = retrying.until_blocking(now if self._lanes else stop_at, self._find)
             except DuemqError:
                 if not self._lanes:
                     raise
@@ -139,10 +133,10 @@ class TraceSink:
         return lanes[self._turn % len(lanes)]
 
     def _find(self) -> list[TraceQueue]:
-        request = nameserver_pb2.GetRouteRequest(topic=self._topic)
         try:
             route: nameserver_pb2.TopicRoute = self._client.ask(
-                lambda to: NameserverStub(to).GetRoute, request
+                lambda to: NameserverStub(to).GetRoute,
+                nameserver_pb2.GetRouteRequest(topic=self._topic),
             )
         except TopicNotFound:
             self._create()
@@ -159,9 +153,8 @@ class TraceSink:
 
     def _create(self) -> None:
         """Makes the topic on every broker that can, so that all take traces."""
-        everything = nameserver_pb2.GetClusterRequest()
         cluster: nameserver_pb2.Cluster = self._client.ask(
-            lambda to: NameserverStub(to).GetCluster, everything
+            lambda to: NameserverStub(to).GetCluster, nameserver_pb2.GetClusterRequest()
         )
         request = admin_pb2.CreateTopicRequest(
             topic=admin_pb2.TopicConfig(name=self._topic), if_missing=True

@@ -195,4 +195,4 @@ def test_in_a_child_that_is_forked_during_the_shutdown_nothing_hangs(queue):
     may_end.set()
     stopping.join(60)
     assert code == 13
-    assert queue.exporter.exported == 1
+    assert queue.exporter.counts.exported == 1

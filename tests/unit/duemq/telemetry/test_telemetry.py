@@ -116,7 +116,7 @@ def test_a_failing_export_is_counted_and_said_once(sink, caplog):
         assert exporter.export(finished(2)) is SpanExportResult.FAILURE
         sink.fail_with = None
         assert exporter.export(finished(4)) is SpanExportResult.SUCCESS
-    assert (exporter.exported, exporter.dropped) == (4, 5)
+    assert (exporter.counts.exported, exporter.dropped) == (4, 5)
     assert exporter.counts.dropped["export_failed"] == 5
     assert [record.message for record in caplog.records] == [
         "spans dropped: no answer",
@@ -151,7 +151,7 @@ def test_one_span_that_cannot_be_written_is_dropped_alone(sink):
     exporter = DueMQSpanExporter(lambda: sink)
     before_all_time = ReadableSpan("wrong", start_time=-1)
     exporter.export([*finished(5), before_all_time, *finished(2)])
-    assert (exporter.exported, exporter.dropped) == (7, 1)
+    assert (exporter.counts.exported, exporter.dropped) == (7, 1)
     assert sum(batch.rows for batch in sink.batches) == 7
 
 
