@@ -155,7 +155,7 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     try:
         return _write(arguments, spark, begin, reading)
     finally:
-        spark.stop()
+        session.stop(spark)
 
 
 def _size(
@@ -224,8 +224,8 @@ def _write(
     try:
         landed = _land(arguments, spark, progress, begin, reading or {})
         summary = report.write(landed, arguments.output, now=datetime.now(UTC), progress=progress)
-    except (PySparkException, Py4JError, ArrowException) as error:
-        return _failed(arguments, cause(error), 1)
+    except (PySparkException, Py4JError, ArrowException, ConnectionRefusedError) as error:
+        return _failed(arguments, session.java_ended(spark, error) or cause(error), 1)
     _tell(arguments, summary, spark.sparkContext.master)
     return 0
 

@@ -320,10 +320,10 @@ def with_spark(
         spark = session.start(name, scratch, **how)
     try:
         return run(spark)
-    except (PySparkException, Py4JError, ArrowException) as error:
-        raise Rejected(cause(error)) from error
+    except (PySparkException, Py4JError, ArrowException, ConnectionRefusedError) as error:
+        raise Rejected(session.java_ended(spark, error) or cause(error)) from error
     finally:
-        spark.stop()
+        session.stop(spark)
 
 
 def folder(option: str, path: str) -> Path:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 JAVA_VERSION_MIN = 17
 JAVA_ANSWER_S_MAX = 30
+JAVA_END_S_MAX = 5
 
 # One a core of a small machine.  Spark's 200 only cost task starts here, and a streaming query
 # would keep the number in its checkpoint for ever.
@@ -140,6 +142,29 @@ def start(
     spark.dataSource.register(TopicFormat)
     spark.dataSource.register(SpanSource)
     return spark
+
+
+def stop(spark: SparkSession) -> None:
+    """Ends a session, whose Java may have ended before."""
+    from py4j.protocol import Py4JError
+
+    with suppress(Py4JError, ConnectionError):
+        spark.stop()
+
+
+def java_ended(spark: SparkSession, error: Exception) -> str:
+    """What became of the Java that this process has started, if `error` is of its end; else ""."""
+    from py4j.protocol import Py4JNetworkError
+
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is None or not isinstance(error, Py4JNetworkError | ConnectionRefusedError):
+        return ""
+    try:
+        code = process.wait(JAVA_END_S_MAX)  # its connections end first
+    except subprocess.TimeoutExpired:
+        return ""
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"Java, in which Spark runs, {how}: is there too little memory?"
 
 
 def submitted() -> bool:

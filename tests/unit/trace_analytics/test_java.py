@@ -1,6 +1,11 @@
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 
-from duemq_analytics import session
+from duemq.errors import Rejected
+from duemq_analytics import lake_commands, session
+from duemq_analytics.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,26 @@ def test_an_old_java_is_named(monkeypatch, tmp_path):
 def test_a_master_in_the_environment_is_seen(monkeypatch, arguments, given):
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
     assert session._master_in_arguments() is given
+
+
+def refused(*_):
+    raise ConnectionRefusedError(111, "Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(-9, "Java.*ended by signal 9"), (3, "Java.*exit code 3"), (None, "Connection refused")],
+)
+def test_a_java_that_was_killed_is_told_and_not_taken_for_a_server(
+    code, said, monkeypatch, tmp_path
+):
+    def wait(timeout_s):
+        if code is None:
+            raise subprocess.TimeoutExpired("java", timeout_s)
+        return code
+
+    gateway = SimpleNamespace(proc=SimpleNamespace(wait=wait))
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway), stop=refused)
+    monkeypatch.setattr(session, "start", lambda *_: spark)
+    with pytest.raises(Rejected, match=said):
+        lake_commands.with_spark("a job", tmp_path, refused, Progress(quiet=True))
