@@ -115,8 +115,6 @@ class TraceSink:
             if result.HasField("error"):
                 raise status.from_proto(result.error)
 
-    # ── routes ───────────────────────────────────────────────────────────────────────
-
     def _choose(self, stop_at: float) -> TraceQueue:
         """The next lane in turn, of brokers that did not fail lately as far as there are any."""
         now = time.monotonic()
