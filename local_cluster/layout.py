@@ -9,7 +9,8 @@
     DIR/logs/<member>.log   what the member logs
 
 A port is held as long as the cluster runs, also while its member does not: nobody else gets it.
-While the cluster is stopped somebody may take it.
+While the cluster is stopped somebody may take it.  The socket that holds it lets our member listen,
+and would let another cluster hold the same port: a mark tells that one (Linux only).
 
 Owned by: `EmbeddedCluster`.
 """
@@ -21,6 +22,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from string import ascii_lowercase
@@ -89,7 +91,14 @@ class Layout:
         """
         held = bind_port(port, host)
         self._held.append(held)
-        return int(held.getsockname()[1])
+        address, number = held.getsockname()[:2]
+        try:
+            self._held += _marks(address, number)
+        except OSError:
+            self._held.remove(held)
+            held.close()
+            raise
+        return int(number)
 
     def remember(self, member: str, port: int) -> None:
         """Writes a member's port down for the next start."""
@@ -164,6 +173,22 @@ def _replicas_in(folder: Path) -> int:
     """They are called by letters, from a on: the last one tells, others may have lost theirs."""
     names = [name for name in ascii_lowercase if (folder / name).is_dir()]
     return ascii_lowercase.index(names[-1]) + 1 if names else 1
+
+
+def _marks(address: str, port: int) -> list[socket.socket]:
+    """That a cluster holds the port, as a name of the kernel's which ends with the process.
+
+    Raises OSError when another one holds it.
+    """
+    if sys.platform != "linux":
+        return []
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0duemq/{address}/{port}")
+    except OSError:
+        mark.close()
+        raise
+    return [mark]
 
 
 def bind_port(port: int, host: str = "127.0.0.1") -> socket.socket:

@@ -1,5 +1,8 @@
 """What the folder of a cluster knows of its members."""
 
+import errno
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,17 @@ def test_more_in_sync_than_there_are_replicas_is_refused(tmp_path: Path) -> None
     for replicas in (None, 2):
         with pytest.raises(InvalidArgument, match=r"min_insync: 3 .*at most the replicas"):
             planned(tmp_path, replicas=replicas, min_insync=3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port has no mark")
+def test_a_port_that_one_cluster_holds_is_taken_for_another_before_anybody_listens(
+    tmp_path: Path,
+) -> None:
+    with closing(Layout(tmp_path)) as one, closing(Layout(tmp_path)) as other:
+        port = one.hold(0)
+        for _ in range(2):  # what failed has left nothing behind
+            with pytest.raises(OSError, match="in use") as refused:
+                other.hold(port)
+            assert refused.value.errno == errno.EADDRINUSE
+        one.close()
+        assert other.hold(port) == port
