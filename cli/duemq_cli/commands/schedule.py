@@ -14,7 +14,7 @@ from duemq_cli.commands.send import named_properties
 from duemq_cli.exits import Exit
 from duemq_cli.printing import body_fields
 from duemq_cli.session import Session, known, pass_session, session_options
-from duemq_cli.text import local_time
+from duemq_cli.text import exact_duration, local_time
 
 _POLICIES = [each.value for each in CatchUp]
 
@@ -199,8 +199,7 @@ def _row(found: Schedule) -> dict[str, Any]:
 def _rule(found: Schedule) -> str:
     if found.cron:
         return f"{found.cron}  {found.zone}"
-    seconds = (found.every_ms or 0) / 1000
-    return f"every {seconds:g} s"
+    return f"every {exact_duration(found.every_ms or 0)}"
 
 
 def _when(found: Schedule) -> str:
