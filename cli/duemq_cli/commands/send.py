@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import sys
 import threading
@@ -63,7 +64,7 @@ class Template:
             value = entry.columns[column]
             if value in (None, ""):
                 continue
-            text = str(value)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             if name == "deliver_at" and text.isascii() and text.isdecimal():
                 options[name] = times.epoch_milliseconds(text)
             else:

@@ -80,6 +80,21 @@ def test_a_column_says_when_as_the_option_does(value: object) -> None:
     assert deliver_at_ms(moment) == 1_900_000_000_000
 
 
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ("true", "true"),
+        (True, "true"),
+        (9_007_199_254_740_993, "9007199254740993"),
+        (1.5, "1.5"),
+        ({"a": ["ä", None]}, '{"a": ["ä", null]}'),
+    ],
+)
+def test_a_column_that_is_no_text_is_told_as_json_writes_it(value: object, key: str) -> None:
+    template = Template("t", {}, {"key": "id"}, {})
+    assert template.options(Entry(1, b"{}", {"id": value}))["key"] == key
+
+
 def test_the_same_failure_is_printed_a_few_times_only(capsys: pytest.CaptureFixture[str]) -> None:
     tally = Tally(Output(False), quiet=True, verb="sent")
     for number in range(100):
