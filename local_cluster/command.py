@@ -12,6 +12,7 @@ import click
 
 from duemq.protocol import checks
 from duemq.settings import Tls, default_tls
+from duemq.transport.tls import read
 from duemq_cli.exits import Exit
 from duemq_cli.interrupts import WAIT_S_MAX
 from duemq_cli.output import Output, as_json
@@ -177,9 +178,13 @@ def up(
 
 
 def _tls(*, verify_clients: bool) -> Tls | None:
-    """Of the members.  A client's authorities alone are not meant for them."""
+    """Of the members.  A client's authorities alone are not meant for them.
+
+    What is in the files is looked at here: none of them would start.
+    """
     tls = default_tls()
     if tls is not None and tls.cert:
+        read(tls, "tls")
         return tls
     if verify_clients:
         raise checks.wrong("tls_cert", "", "given with --tls-verify-clients")

@@ -1,13 +1,17 @@
 """What `duemq up` says of its options."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from duemq.errors import InvalidArgument
+from duemq.settings import TLS_VARIABLES, Tls
 from duemq_cli.app import cli
 from duemq_cli.exits import Exit
 from duemq_server.local_cluster import ClusterFailed, command
+from tests.certificates import authority, certificate, needs_openssl
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -23,3 +27,22 @@ def test_a_nameserver_that_is_written_is_not_the_one_that_is_started(
     told = CliRunner().invoke(cli, ["up", "--data", str(tmp_path), *given])
     assert told.exit_code == Exit.FAILED
     assert ("starts a nameserver of its own" in told.stderr) == written
+
+
+@needs_openssl
+def test_files_of_tls_that_are_of_no_use_are_named_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca = authority(tmp_path)
+    good, other = (certificate(ca, name) for name in ("good", "other"))
+
+    def files(tls: Tls) -> Tls | None:
+        for name, variable in TLS_VARIABLES.items():
+            monkeypatch.setenv(variable, getattr(tls, name))
+        return command._tls(verify_clients=True)
+
+    assert files(good) == good
+    with pytest.raises(InvalidArgument, match="tls_ca: "):
+        files(dataclasses.replace(good, ca=str(tmp_path / "missing.pem")))
+    with pytest.raises(InvalidArgument, match="tls_cert: "):
+        files(dataclasses.replace(good, key=other.key))
