@@ -105,13 +105,10 @@ class Layout:
         if self._ports.get(member) == port:
             return
         self._ports[member] = port
-        path = self.directory / "cluster.json"
-        draft = path.with_suffix(".tmp")
         content: dict[str, object] = {"version": VERSION, "ports": self._ports}
         if self.replicas > 1:
             content |= {"version": VERSION_REPLICATED, "replicas": self.replicas}
-        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+        _write(self.directory / "cluster.json", content)
 
     def write_targets(self, targets: Mapping[str, str]) -> None:
         """Tells Prometheus where each member's metrics are."""
@@ -119,10 +116,7 @@ class Layout:
             {"targets": [address], "labels": {"job": "duemq", "member": member}}
             for member, address in targets.items()
         ]
-        path = self.directory / "metrics.json"
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+        _write(self.directory / "metrics.json", groups)
 
     def data_dir(self, member: str) -> Path:
         """Where the member keeps its data."""
@@ -167,6 +161,16 @@ class Layout:
         """Of the group that has most; 1: there are none."""
         folders = (self.directory / group for group in self.groups("broker"))
         return max(map(_replicas_in, folders), default=1)
+
+
+def _write(path: Path, content: object) -> None:
+    """In place of what is there, on disk before: a power failure leaves the one or the other."""
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
 
 
 def _replicas_in(folder: Path) -> int:

@@ -1,6 +1,7 @@
 """What the folder of a cluster knows of its members."""
 
 import errno
+import os
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -72,3 +73,18 @@ def test_a_port_that_one_cluster_holds_is_taken_for_another_before_anybody_liste
             assert refused.value.errno == errno.EADDRINUSE
         one.close()
         assert other.hold(port) == port
+
+
+def test_ports_are_on_disk_before_they_take_the_place_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, int]] = []
+
+    def fsync(file: int) -> None:
+        found = os.fstat(file)
+        synced.append((found.st_ino, found.st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Layout(tmp_path).remember("broker-0", 4_711)
+    found = (tmp_path / "cluster.json").stat()
+    assert synced == [(found.st_ino, found.st_size)]
