@@ -141,8 +141,7 @@ class EmbeddedCluster:
             for kind in reversed(STOP_ORDER):
                 self._start_all(kind, timeout_s)
             self.wait_ready(timeout_s)
-            if self._metrics:
-                self._layout.write_targets(self.metrics)
+            self._layout.write_targets(self.metrics)
         except BaseException:
             self.stop()
             raise

@@ -3,7 +3,7 @@
     DIR/cluster.json     names and ports of the members: clients and brokers may hold the addresses;
                          how many replicas each has
     DIR/lock             held (flock) by the supervisor as long as it lives
-    DIR/metrics.json     Prometheus targets (file_sd_configs), while metrics are served
+    DIR/metrics.json     Prometheus targets (file_sd_configs), where it was started with metrics
     DIR/<member>/        the data of a broker or timer service; with replicas DIR/broker-0/a/ …
     DIR/leases/          which replica leads each group (duemq_server.replication.stores.file)
     DIR/logs/<member>.log   what the member logs
@@ -111,12 +111,16 @@ class Layout:
         _write(self.directory / "cluster.json", content)
 
     def write_targets(self, targets: Mapping[str, str]) -> None:
-        """Tells Prometheus where each member's metrics are."""
+        """Tells Prometheus where each member's metrics are; without any, no more."""
+        path = self.directory / "metrics.json"
+        if not targets:
+            path.unlink(missing_ok=True)
+            return
         groups = [
             {"targets": [address], "labels": {"job": "duemq", "member": member}}
             for member, address in targets.items()
         ]
-        _write(self.directory / "metrics.json", groups)
+        _write(path, groups)
 
     def data_dir(self, member: str) -> Path:
         """Where the member keeps its data."""

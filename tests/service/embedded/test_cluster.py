@@ -92,6 +92,7 @@ def test_a_restart_keeps_brokers_and_the_ports_that_are_free(
 ) -> None:
     with EmbeddedCluster(tmp_path, brokers=3) as embedded:
         before = {name: embedded.address(name) for name in embedded.processes}
+    (tmp_path / "metrics.json").write_text("[]")  # of a start with metrics
     # Bound and not listening: theirs, and safe from everybody else.
     kept = [bind_port(port_of(address)) for name, address in before.items() if name != "broker-1"]
     with contextlib.ExitStack() as stack:
@@ -102,6 +103,7 @@ def test_a_restart_keeps_brokers_and_the_ports_that_are_free(
             stack.enter_context(held)
         embedded = stack.enter_context(EmbeddedCluster(tmp_path, on_event=events))
         after = {name: embedded.address(name) for name in embedded.processes}
+    assert not (tmp_path / "metrics.json").exists()
     assert events.wait("moved").details == {
         "member": "broker-1",
         "from_port": port_of(before["broker-1"]),
