@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import click
@@ -115,7 +115,7 @@ class _Reader:
         last: list[Message] = []
         deadline = time.monotonic() + SILENCE_S_MAX
         while behind := [queue for queue in ends if self.consumer.position(queue) < ends[queue]]:
-            for message in self.consumer.poll(POLL_S):
+            for message in self._kept():
                 if message.offset < ends[_queue_of(message)]:
                     last.append(message)
                 deadline = time.monotonic() + SILENCE_S_MAX
@@ -126,6 +126,14 @@ class _Reader:
         self._print(_newest(last, lines))
         silent = sorted({queue.broker for queue in behind})
         return tuple(MissingBroker(broker, "it went silent") for broker in silent)
+
+    def _kept(self) -> Sequence[Message]:
+        """What comes next; where retention was faster it goes on behind that."""
+        try:
+            return self.consumer.poll(POLL_S)
+        except OffsetOutOfRange:
+            self.go_on()
+            return ()
 
     def follow(self, missing: Iterable[MissingBroker]) -> None:
         """What comes after the ends, until somebody interrupts."""

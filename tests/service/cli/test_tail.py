@@ -240,3 +240,26 @@ async def test_a_topic_is_followed_while_all_its_brokers_are_away(
     await cluster.send(TOPIC, [b"back"])
     with pytest.raises(Ended):
         await following
+
+
+async def test_what_retention_takes_while_the_last_are_read_is_not_among_them(
+    cluster: Cluster,
+) -> None:
+    session = Session(address=cluster.nameserver, json=True)
+    async with Admin(cluster.nameserver) as admin:
+        found = await admin.describe_topic(TOPIC)
+    cuts = [
+        admin_pb2.QueueCut(queue_id=queue.queue, before_offset=queue.max_offset)
+        for queue in found.queues
+        if queue.broker == "b0"
+    ]
+    await cluster.clients["b0"].admin.PurgeTopic(admin_pb2.PurgeTopicRequest(name=TOPIC, cuts=cuts))
+    printed = Printed(session, last="")
+    reader = _Reader(session, printed, found, "")
+
+    def read() -> object:
+        with reader.consumer:
+            return reader.print_last(20)
+
+    assert await asyncio.to_thread(read) == ()
+    assert printed.bodies == [str(number) for number in range(1, 12, 2)]
