@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -59,3 +61,16 @@ def test_an_archive_is_of_one_spark_and_one_java(tmp_path: Path) -> None:
 
 def test_without_an_archive_java_is_told_nothing(tmp_path: Path) -> None:
     assert java_archive.using(None) == java_archive.using(tmp_path / "none.jsa") == []
+
+
+def test_an_archive_that_cannot_be_looked_for_is_none(tmp_path: Path) -> None:
+    """HOME may be that of another user; too long a name fails for root, too."""
+    assert java_archive.using(tmp_path / ("x" * 300)) == []
+
+
+def test_a_spark_that_no_distribution_brought_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def distribution(name: str) -> NoReturn:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    assert java_archive.place(17, {"HOME": "/home/u"}) is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 _QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")
@@ -20,13 +19,15 @@ def place(java_major: int, environment: Mapping[str, str] = os.environ) -> Path 
     cache, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
     if not cache and not home:
         return None
+    from pyspark import __version__  # where it is of a SPARK_HOME, no distribution says it
+
     folder = Path(cache) if cache else Path(str(home)) / ".cache"
-    return folder / "duemq" / f"spark-{version('pyspark')}-java-{java_major}.jsa"
+    return folder / "duemq" / f"spark-{__version__}-java-{java_major}.jsa"
 
 
 def using(archive: Path | None) -> list[str]:
-    """Java's options, with one that is there."""
-    if archive is None or not archive.is_file():
+    """Java's options, with one that is there, as far as this user may see."""
+    if archive is None or not os.path.isfile(archive):  # Path's raises
         return []
     return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET]
 
