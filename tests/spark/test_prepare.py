@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
+from pyspark import SparkContext
 
-from duemq_analytics import java_archive, session
+from duemq.errors import Rejected
+from duemq_analytics import java_archive, prepare_command, session
 
 LOADED = """
 import sys
@@ -74,3 +78,47 @@ def test_a_spark_that_no_distribution_brought_has_a_place(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(metadata, "distribution", distribution)
     assert java_archive.place(17, {"HOME": "/home/u"}) is not None
+
+
+JAVA = """
+import sys
+from pathlib import Path
+sys.stdin.read()
+made = Path(sys.argv[1])
+if made.parent.is_dir():
+    made.write_bytes(b"part")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "raised"), [(KeyboardInterrupt(), 0, KeyboardInterrupt), (0, 1, Rejected)]
+)
+def test_of_a_prepare_that_fails_nothing_stays(
+    report: Any, code: int, raised: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java writes when it ends: after an interruption, too, and perhaps a part only."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def with_spark(*_: object, java_options: list[str], **__: object) -> int:
+        made = java_options[0].partition("=")[2]
+        command = [sys.executable, "-c", JAVA, made, str(code)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        gateway = SimpleNamespace(proc=started[0], shutdown=lambda: None)
+        monkeypatch.setattr(SparkContext, "_gateway", gateway)
+        if isinstance(report, BaseException):
+            raise report
+        return int(report)
+
+    monkeypatch.setattr(prepare_command, "with_spark", with_spark)
+    monkeypatch.setattr(session, "submitted", lambda: False)
+    monkeypatch.setattr(session, "require_java", lambda: 17)
+    archive = tmp_path / "cache" / "an.jsa"
+    monkeypatch.setattr(java_archive, "place", lambda *_: archive)
+    with pytest.raises(raised):
+        prepare_command.prepare(argparse.Namespace(json=True), tmp_path)
+    java = started[0]
+    assert java.stdin is not None
+    java.stdin.close()
+    java.wait()
+    assert list(archive.parent.iterdir()) == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import subprocess
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from duemq.errors import Rejected
@@ -43,8 +44,19 @@ def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
     if archive is None:
         raise Rejected("there is no folder to keep it in: set HOME or XDG_CACHE_HOME")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    made = archive.with_name(f".{archive.name}.{os.getpid()}")
-    progress = Progress(quiet=arguments.json)
+    with TemporaryDirectory(prefix=".", dir=archive.parent) as folder:
+        made = Path(folder, archive.name)
+        _make(made, scratch, Progress(quiet=arguments.json))
+        made.replace(archive)
+    size = archive.stat().st_size
+    if arguments.json:
+        print(json.dumps({"event": "prepared", "archive": str(archive), "bytes": size}))
+    else:
+        print(f"{size / 1e6:,.0f} MB in {archive}")
+    return 0
+
+
+def _make(made: Path, scratch: Path, progress: Progress) -> None:
     try:
         with_spark(
             "duemq trace prepare",
@@ -55,18 +67,11 @@ def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
             java_options=java_archive.making(made),
         )
         with progress.step("keeping what was loaded"):
-            _end_java()
-        if not made.is_file():
-            raise Rejected("Java kept nothing: is there space for 200 MB, and is it a HotSpot?")
-        made.replace(archive)
+            code = _end_java()
     finally:
-        made.unlink(missing_ok=True)
-    size = archive.stat().st_size
-    if arguments.json:
-        print(json.dumps({"event": "prepared", "archive": str(archive), "bytes": size}))
-    else:
-        print(f"{size / 1e6:,.0f} MB in {archive}")
-    return 0
+        _kill_java()  # it would yet write, when this process ends
+    if code or not made.is_file():
+        raise Rejected("Java kept nothing: is there space for 200 MB, and is it a HotSpot?")
 
 
 def _report(spark: SparkSession, scratch: Path) -> int:
@@ -83,11 +88,23 @@ def _report(spark: SparkSession, scratch: Path) -> int:
     return 0
 
 
-def _end_java() -> None:
-    """Returns when Java has ended, which it does with its standard input."""
+def _end_java() -> int:
+    """Java's exit code, when it has ended, which it does with its standard input."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(JAVA_ENDS_S_MAX)
+    try:
+        return int(gateway.proc.wait(JAVA_ENDS_S_MAX))
+    except subprocess.TimeoutExpired:
+        raise Rejected(f"Java has not ended within {JAVA_ENDS_S_MAX} s") from None
+
+
+def _kill_java() -> None:
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.proc.kill()
+        gateway.proc.wait()
