@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -73,6 +74,21 @@ def test_a_port_that_one_cluster_holds_is_taken_for_another_before_anybody_liste
             assert refused.value.errno == errno.EADDRINUSE
         one.close()
         assert other.hold(port) == port
+
+
+def test_where_a_sandbox_forbids_marks_ports_are_held_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = socket.socket
+
+    def refused(family: int, *rest: int) -> socket.socket:
+        if family == socket.AF_UNIX:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return make(family, *rest)
+
+    monkeypatch.setattr(socket, "socket", refused)
+    with closing(Layout(tmp_path)) as layout:
+        assert layout.hold(0)
 
 
 def test_ports_are_on_disk_before_they_take_the_place_of_others(
