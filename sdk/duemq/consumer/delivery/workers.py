@@ -155,7 +155,7 @@ class ThreadWorkers(Pool[T]):
             self._todo.put(None)
         deadline = monotonic() + timeout_s
         for hand in self._hands:
-            if not hand.given_up and hand.worker is not None:
+            if not hand.given_up and hand.worker and hand.runs:
                 await asyncio.to_thread(hand.worker.join, max(0.0, deadline - monotonic()))
 
     def _run(self, hand: _Hand[T]) -> None:

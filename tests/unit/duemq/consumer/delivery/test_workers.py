@@ -1,11 +1,12 @@
 """How a worker walks through a chunk; no threads here."""
 
 import asyncio
+import threading
 
 import pytest
 
 from duemq.consumer.delivery.chunk_work import Caller, Work
-from duemq.consumer.delivery.workers import is_async
+from duemq.consumer.delivery.workers import ThreadWorkers, is_async
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.subscription import ALL
 from duemq.message import Message, Origin
@@ -276,3 +277,17 @@ def test_what_is_to_be_awaited_is_told_from_what_is_not() -> None:
     assert is_async(Callable().method)
     assert not is_async(print)
     assert not is_async(lambda message: None)
+
+
+async def test_threads_that_the_system_refuses_are_not_waited_for(monkeypatch) -> None:
+    """A close says nothing of them: why there are none is told where they were to start."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = ThreadWorkers(caller(lambda message: None), 2, lambda work: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="can't start"):
+            workers.start()
+    await workers.stop(60.0)
