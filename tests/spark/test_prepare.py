@@ -122,3 +122,15 @@ def test_of_a_prepare_that_fails_nothing_stays(
     java.stdin.close()
     java.wait()
     assert list(archive.parent.iterdir()) == []
+
+
+def test_prepare_runs_on_nobody_elses_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be started without the options, and a cluster would run the report."""
+    monkeypatch.setattr(prepare_command, "with_spark", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr(session, "require_java", lambda: 17)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master spark://m:7077 pyspark-shell")
+    with pytest.raises(Rejected, match="PYSPARK_SUBMIT_ARGS"):
+        prepare_command.prepare(argparse.Namespace(json=True), tmp_path)

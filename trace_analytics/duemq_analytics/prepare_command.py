@@ -38,8 +38,11 @@ def add_prepare(commands: Any) -> None:
 
 def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
     """Writes the archive; answers the exit code."""
-    if session.submitted():
-        raise Rejected("prepare starts a Java of its own: run it without spark-submit")
+    if session.submitted() or session.master_in_arguments():
+        raise Rejected(
+            "prepare starts a Java of its own: run it without spark-submit, and without a --master "
+            "in PYSPARK_SUBMIT_ARGS"
+        )
     archive = java_archive.place(session.require_java())
     if archive is None:
         raise Rejected("there is no folder to keep it in: set HOME or XDG_CACHE_HOME")

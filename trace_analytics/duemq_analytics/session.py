@@ -129,7 +129,7 @@ def start(
         more = java_archive.using(archive) if java_options is None else java_options
         # Workers must be this Python, not the PATH's: its packages are needed there.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        if not _master_in_arguments():
+        if not master_in_arguments():
             # Otherwise Spark looks the host's name up, which may point nowhere.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             settings |= LOCAL_SETTINGS | {
@@ -180,7 +180,8 @@ def _submitted_settings() -> set[str]:
     return {name for name, _ in SparkConf().getAll()}
 
 
-def _master_in_arguments() -> bool:
+def master_in_arguments() -> bool:
+    """Whether PYSPARK_SUBMIT_ARGS names one: Spark is started as it says, and not as `start`."""
     words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     return any(word == "--master" or word.startswith("--master=") for word in words)
 

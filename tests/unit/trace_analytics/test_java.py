@@ -49,7 +49,7 @@ def test_an_old_java_is_named(monkeypatch, tmp_path):
 )
 def test_a_master_in_the_environment_is_seen(monkeypatch, arguments, given):
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", arguments)
-    assert session._master_in_arguments() is given
+    assert session.master_in_arguments() is given
 
 
 def refused(*_):
