@@ -44,7 +44,7 @@ class GroupFile:
         of them either: they wait for their members.
         """
         try:
-            snapshot = checkpoint.load(self._path, self._disk)
+            snapshot = checkpoint.load(self._path, self._disk, checkpoint.NOT_NEEDED)
         except CorruptFile as error:
             log.error("generations and members of the groups here are not known: %s", error)
             return

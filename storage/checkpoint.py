@@ -32,6 +32,8 @@ REMEDY = (
     " everything from the one that leads"
 )
 """No file of these is left out without harm, but those whose owner says so."""
+NOT_NEEDED = "Nothing is to be done: it is left out"
+"""Remedy for a file of which damage counts for nothing."""
 
 
 def encode(payload: bytes) -> bytes:

@@ -38,7 +38,7 @@ def begin(data_dir: str, disk: Disk, now_ms: int) -> int:
 
 def _last(path: str, disk: Disk) -> int:
     try:
-        return int.from_bytes(checkpoint.load(path, disk) or b"", "little")
+        return int.from_bytes(checkpoint.load(path, disk, checkpoint.NOT_NEEDED) or b"", "little")
     except (CorruptFile, UnknownVersion) as error:
         log.warning("when the process before this one began is not known: %s", error)
         return 0

@@ -150,6 +150,7 @@ async def test_a_damaged_file_keeps_no_broker_from_its_start(
     again = empty()
     file.restore(again.table, NOW_MS)
     assert f"{DATA}/{GROUPS_FILE}" in caplog.text
+    assert "Nothing is to be done" in caplog.text  # a copy would lack what came since
     again.join(Hello("g", "m2", {"orders": TopicFilter()}, generation=7), NOW_MS)
     assert (
         again.group("g").hold_until_ms == NOW_MS + again.group("g").members["m2"].session_timeout_ms

@@ -33,6 +33,7 @@ def test_a_damaged_file_keeps_nobody_from_its_start(disk: FaultyDisk, caplog) ->
     disk.flip(PATH, len(disk.content(PATH)) - 1)
     assert starts.begin(DIRECTORY, disk, 400) == 400
     assert PATH in caplog.text
+    assert "Nothing is to be done" in caplog.text  # a copy would lack what came since
     assert starts.begin(DIRECTORY, disk, 300) == 401
 
 
