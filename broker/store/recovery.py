@@ -24,6 +24,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from duemq.protocol import names
@@ -36,7 +37,7 @@ from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import checkpoint, frame
 from duemq_server.storage.disk import Disk, remove_durably
-from duemq_server.storage.errors import CorruptFile, DiskFull
+from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull, StorageError
 from duemq_server.storage.log import SEGMENT_BYTES, SegmentedLog
 from duemq_server.storage.open_files import OpenFiles
 from duemq_server.storage.record import Entry
@@ -101,7 +102,12 @@ def _open_store(
     disk.makedirs(data_dir)
     store_id = load_store_id(data_dir, disk)
     opening = Opening(data_dir, disk, settings, segment_bytes)
-    replayed = opening.run()
+    try:
+        replayed = opening.run()
+    except DiskFailed:
+        with suppress(StorageError, OSError):
+            failed(data_dir, disk)
+        raise
     state = opening.state
     unsynced = Marker(data_dir, UNSYNCED, disk)
     boot, _ = unsynced_run(unsynced)
@@ -146,7 +152,7 @@ def failed(data_dir: str, disk: Disk) -> None:
     The next start takes it for another run of the machine.  Raises DiskFull, DiskFailed.
     """
     unsynced = Marker(data_dir, UNSYNCED, disk)
-    if unsynced.value is not None:
+    if unsynced.value is not None and not unsynced.value.startswith(FAILED):
         unsynced.put(FAILED + unsynced.value)
 
 

@@ -20,6 +20,7 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame, record
+from duemq_server.storage.errors import DiskFailed
 from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.writer import UNSYNCED_BYTES_MAX
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
@@ -261,6 +262,23 @@ def test_what_a_disk_lost_that_failed_is_left_out_in_the_same_run_of_the_machine
         recovery.failed(DATA, disk)
     marker = recovery.Marker(DATA, recovery.UNSYNCED, disk)
     assert recovery.unsynced_run(marker)[1] == int(epoch.removeprefix(recovery.EPOCH) or 0)
+    store = opened(disk.after_power_cut(None), boot=b"first")
+    assert store.queue("orders", 0).next_offset >= 50
+
+
+def test_what_the_disk_lost_after_a_start_that_failed_is_left_out_too() -> None:
+    """Its sync is the first after a kill: by the next one the kernel may have forgotten pages."""
+    disk = FaultyDisk()
+    store = opened(disk, boot=b"first")
+    send(store, "old", 0, 50)
+    while store.log.write_group():
+        pass
+    for _ in range(2):
+        disk = disk.after_kill()
+        disk.fail_sync_at = 1
+        with pytest.raises(DiskFailed):
+            opened(disk, boot=b"first")
+    assert recovery.Marker(DATA, recovery.UNSYNCED, disk).value == recovery.FAILED + b"first"
     store = opened(disk.after_power_cut(None), boot=b"first")
     assert store.queue("orders", 0).next_offset >= 50
 
