@@ -84,7 +84,7 @@ async def test_who_has_something_to_send_does_not_look_for_what_is_held_back(mon
     dispatcher = SimpleNamespace(
         sendable=lambda *_: requests.pop() if requests else [], next_retry_ms=look
     )
-    shard = SimpleNamespace(scheduler=SimpleNamespace(dispatcher=dispatcher))
+    shard = SimpleNamespace(log_loop=LOG_LOOP, scheduler=SimpleNamespace(dispatcher=dispatcher))
     stream = fire_stream.FireStream(shard, "b", "b:1", BrokerClock())
     writing = asyncio.create_task(stream._write(None))
     await asyncio.wait_for(looked.wait(), 30)
