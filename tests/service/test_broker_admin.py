@@ -166,8 +166,12 @@ async def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing(
 async def test_what_was_acknowledged_before_a_sync_that_failed_may_be_lost_and_its_offsets_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fdatasync = RealFile.fdatasync
+
     def fail(file: RealFile) -> None:
-        raise DiskFailed(f"fdatasync {file.path}: input/output error")
+        if "/commitlog/" in file.path:  # after a checkpoint's, the log would be synced at the stop
+            raise DiskFailed(f"fdatasync {file.path}: input/output error")
+        fdatasync(file)
 
     async with running_broker(tmp_path, flush_mode="async") as (broker, client):
         await client.send(batch("orders", [b"a"], producer_id=7))
