@@ -35,7 +35,6 @@ from duemq_analytics.report import (
     seen_until_us,
     spans_of,
 )
-from duemq_analytics.together import together
 from duemq_analytics.waterfall.places import CLOCKS_APART
 
 _US_PER_MS = 1_000
@@ -71,12 +70,16 @@ def write(
     minutes = aggregates.minutes(spark).where(wanted).cache()
     try:
         with progress.step("merging minutes"):
-            (facts, fine_s, found), examples, failed = together(
-                spark,
-                lambda: _merged(minutes, newest_us, now),
-                lambda: _picked(aggregates.examples(spark).where(wanted), newest_us),
-                lambda: _failed(aggregates.errors(spark).where(wanted)),
-            )
+            facts = _facts(minutes, now)
+            fine_s = max(MINUTE_S, bucket_s(*facts["charted"])) if facts["spans"] else 0
+            settled = measures.unreceived_settled(minutes, newest_us)
+            merged = measures.merged(settled, sorted({WHOLE_S, fine_s}))
+            found = [_shown(row) for row in merged.drop("sketch").toArrow().to_pylist()]
+            there = aggregates.examples(spark).where(wanted)
+            examples = measures.picked(there, newest_us).toArrow().to_pylist()
+            kinds = aggregates.errors(spark).where(wanted)
+            whole = {"bucket_s": F.lit(WHOLE_S), "bucket_ts": F.lit(None).cast("timestamp")}
+            failed = most_frequent(added_up(kinds.withColumns(whole)))
     finally:
         minutes.unpersist()
     rows = {
@@ -100,25 +103,6 @@ def write(
         facts["first"],
         facts["last"],
     )
-
-
-def _merged(minutes: DataFrame, newest_us: int, now: datetime) -> tuple[Row, int, list[Row]]:
-    """Facts, the width of the charts' buckets, and the rows of these and of all of the time."""
-    facts = _facts(minutes, now)
-    fine_s = max(MINUTE_S, bucket_s(*facts["charted"])) if facts["spans"] else 0
-    settled = measures.unreceived_settled(minutes, newest_us)
-    merged = measures.merged(settled, sorted({WHOLE_S, fine_s})).drop("sketch")
-    return facts, fine_s, [_shown(row) for row in merged.toArrow().to_pylist()]
-
-
-def _picked(examples: DataFrame, newest_us: int) -> list[Row]:
-    rows: list[Row] = measures.picked(examples, newest_us).toArrow().to_pylist()
-    return rows
-
-
-def _failed(errors: DataFrame) -> list[Row]:
-    whole = {"bucket_s": F.lit(WHOLE_S), "bucket_ts": F.lit(None).cast("timestamp")}
-    return most_frequent(added_up(errors.withColumns(whole)))
 
 
 def _wanted(begin: datetime | None, topics: Sequence[str]) -> Column:

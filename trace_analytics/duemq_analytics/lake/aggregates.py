@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -30,7 +29,6 @@ from duemq_analytics.lake.commits import Commits, sync_table
 from duemq_analytics.lake.parquet_spans import ParquetSpans, Snapshot
 from duemq_analytics.lake.span_table import Batch, File
 from duemq_analytics.progress import Progress
-from duemq_analytics.together import together
 
 TABLES = ("minutes", "examples", "errors")
 _NEWER_TABLES = ("errors",)
@@ -160,12 +158,9 @@ class Aggregates:
                 measures.end_to_end(messages),
                 measures.deliveries(messages),
             ]
-            together(
-                messages.sparkSession,
-                partial(self._write, _union(rows), "minutes", number),
-                partial(self._write, measures.examples(messages), "examples", number),
-                partial(self._write, measures.errors(spans), "errors", number),
-            )
+            self._write(_union(rows), "minutes", number)
+            self._write(measures.examples(messages), "examples", number)
+            self._write(measures.errors(spans), "errors", number)
         finally:
             messages.unpersist()
 
