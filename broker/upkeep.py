@@ -20,7 +20,7 @@ from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.tables import begins_at, free
 from duemq_server.storage import frame
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import DiskFull, StorageError
+from duemq_server.storage.errors import StorageError, TooManyFiles
 from duemq_server.storage.segment import Segment
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Upkeep:
             return 0
         begins, failed = await asyncio.to_thread(begins_at, queues, position)
         for _, error in failed:
-            if isinstance(error, DiskFull):  # too many open files: the queue can be read later
+            if isinstance(error, TooManyFiles):  # the queue can be read later
                 raise error
         self._store.tables.forget_before(begins)
         for what, error in failed + await asyncio.to_thread(free, begins):

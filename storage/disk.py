@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError
+from duemq_server.storage.errors import DiskFailed, DiskFull, StorageError, TooManyFiles
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Bytes to write.  A NumPy array goes in as its `.data`."""
@@ -29,7 +29,7 @@ IOV_MAX = 1024
 
 # Connections may have taken all; they pass, as a full disk does.
 _TOO_MANY_OPEN = frozenset({errno.EMFILE, errno.ENFILE})
-_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS}) | _TOO_MANY_OPEN
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def nbytes(buffer: Buffer) -> int:
@@ -124,12 +124,12 @@ class Disk(Protocol):
 
 @contextlib.contextmanager
 def _passing(what: str, path: str) -> Iterator[None]:
-    """Turns the OSErrors of too many open files into DiskFull (try again)."""
+    """Turns the OSErrors of too many open files into TooManyFiles (try again)."""
     try:
         yield
     except OSError as error:
         if error.errno in _TOO_MANY_OPEN:
-            raise DiskFull(f"{what} {path}: {error.strerror}") from error
+            raise TooManyFiles(f"{what} {path}: {error.strerror}") from error
         raise
 
 
@@ -140,6 +140,8 @@ def _translated(what: str, path: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = f"{what} {path}: {error.strerror or error}"
+        if error.errno in _TOO_MANY_OPEN:
+            raise TooManyFiles(reason) from error
         if error.errno in _FULL_ERRNOS:
             raise DiskFull(reason) from error
         raise DiskFailed(reason) from error

@@ -3,6 +3,7 @@
 StorageError
 ├── DirectoryLocked    another process owns the directory
 ├── DiskFull           no space, read-only, too many files open: refuse new work, try again later
+│   └── TooManyFiles   …the last of these: no space would help
 ├── LogFull            too much is waiting for the disk: refuse new work, try again soon
 ├── DiskFailed         a write or sync failed for good: the process must stop
 ├── UnknownVersion     written by a newer release
@@ -20,6 +21,7 @@ __all__ = [
     "DiskFull",
     "LogFull",
     "StorageError",
+    "TooManyFiles",
     "UnknownVersion",
 ]
 
@@ -37,6 +39,10 @@ class DiskFull(StorageError):
 
     Nothing that was accepted is lost: the log keeps it and tries again.
     """
+
+
+class TooManyFiles(DiskFull):
+    """Too many files are open: it passes, and no space would help."""
 
 
 class LogFull(StorageError):

@@ -67,7 +67,7 @@ class TimerAdminServicer:
             ends,
             request.formers,
             request.epoch,
-            self._now_ms(),
+            now_ms=self._now_ms(),
         )
         await self._commits.wait(settled)
         return broker_pb2.ClaimTimerQueuesResponse(

@@ -37,7 +37,13 @@ from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
 from duemq_server.storage import checkpoint, frame
 from duemq_server.storage.disk import Disk, remove_durably
-from duemq_server.storage.errors import CorruptFile, DiskFailed, DiskFull, StorageError
+from duemq_server.storage.errors import (
+    CorruptFile,
+    DiskFailed,
+    DiskFull,
+    StorageError,
+    TooManyFiles,
+)
 from duemq_server.storage.log import SEGMENT_BYTES, SegmentedLog
 from duemq_server.storage.open_files import OpenFiles
 from duemq_server.storage.record import Entry
@@ -88,6 +94,8 @@ def open_store(
     """
     try:
         return _open_store(data_dir, disk, settings, segment_bytes, unsynced_boot)
+    except TooManyFiles:
+        raise
     except DiskFull as error:
         runs = remove_key_runs(data_dir, disk)
         if not runs:

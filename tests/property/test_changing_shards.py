@@ -82,7 +82,7 @@ class OneShard:
         service = Service(
             producer_id, f"t{self.number}", self.number, self.place.shards, key_shards, empty
         )
-        decision, _ = timer_queue_changes.claim(store, service, wanted, NOW_MS, ends)
+        decision, _ = timer_queue_changes.claim(store, service, wanted, NOW_MS, ends, now_ms=NOW_MS)
         settle(store)  # an answer is durable
         self.place.learn(store.timer_owners.key_shards)
         self.begins |= {

@@ -172,7 +172,9 @@ class StandbyMachine(RuleBasedStateMachine):
         queues = filter(service.has, self.random.choice(([0], [1], [0, 1])))
         ends = {queue: self.random.randrange(9) for queue in (0, 1)}
         with suppress(FencedTimer):
-            timer_queue_changes.claim(self.leader.store, service, list(queues), self.now_ms, ends)
+            timer_queue_changes.claim(
+                self.leader.store, service, list(queues), self.now_ms, ends, now_ms=NOW_MS
+            )
 
     def release(self) -> None:
         self.now_ms += 2 * ALIVE_MS

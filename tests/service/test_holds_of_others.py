@@ -22,7 +22,7 @@ from duemq.v1 import (
 )
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store.changes import timer_queue_changes
-from duemq_server.serving.clock import steady_ms
+from duemq_server.serving.clock import now_ms, steady_ms
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.edge import bulk_requests
 from duemq_server.timer_service.edge.others import holds_of_others
@@ -279,7 +279,8 @@ async def hands_over(cluster: Cluster, shards: Shards, timer_id: int, count: int
     """Shard 0 starts anew as one of so many; only its broker has heard of that."""
     service = Service(timer_id, "t0", shard=0, shards=count, key_shards=1)
     its = list(range(0, QUEUES, count))
-    timer_queue_changes.claim(cluster.brokers["b0"].store, service, its, steady_ms())
+    store = cluster.brokers["b0"].store
+    timer_queue_changes.claim(store, service, its, steady_ms(), now_ms=now_ms())
     await until(lambda: shards.owners() == [queue % count for queue in range(QUEUES)])
 
 

@@ -30,7 +30,8 @@ def claim(
     ends: Mapping[int, int] = _NO_ENDS,
     formers: Sequence[int] = (),
     epoch: int = 0,
-    now_ms: int = 0,
+    *,
+    now_ms: int,
 ) -> tuple[Decision, int]:
     """What became of the claim; settled.
 

@@ -23,7 +23,7 @@ from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import INTERVAL_S, RETENTION_INTERVAL_MS, Upkeep
-from duemq_server.storage.errors import DiskFailed, DiskFull
+from duemq_server.storage.errors import DiskFailed, TooManyFiles
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
@@ -255,7 +255,7 @@ async def test_retention_waits_for_a_queue_that_cannot_be_opened_while_too_many_
     world.keep(retention_bytes=SEGMENT_BYTES)
 
     def too_many(queue: Queue, position: int) -> int:
-        raise DiskFull(f"open a file of {queue.key}: too many open files")
+        raise TooManyFiles(f"open a file of {queue.key}")
 
     with monkeypatch.context() as patched:
         patched.setattr(Queue, "first_from", too_many)

@@ -172,7 +172,7 @@ def test_a_frame_of_which_a_part_is_seen_is_read_up_to_there(store: Store) -> No
 
 
 def test_what_nobody_can_deliver_is_a_dead_letter_at_once(store: Store) -> None:
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     damaged = fire("orders", [b"a", b"b"])
     damaged.not_before_ms, damaged.early_ms = AHEAD_MS, b"odd"
     store.send(damaged, NOW_MS, due_ms=NOW_MS)

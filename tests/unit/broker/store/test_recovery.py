@@ -8,7 +8,7 @@ import pytest
 from duemq_server.broker.store import recovery, retention
 from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
-from duemq_server.storage.errors import CorruptFile, DiskFull
+from duemq_server.storage.errors import CorruptFile, DiskFull, TooManyFiles
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
 from tests.unit.broker.leading import DATA, NOW_MS, SEGMENT_BYTES, SETTINGS, save
@@ -185,3 +185,22 @@ def test_a_start_that_has_something_to_note_on_a_full_disk_takes_the_key_indexs_
             assert now.queue("orders", 0).records_from(0) == end
             now.close()
         assert not runs_of(disk, "orders")
+
+
+def test_a_start_with_too_many_open_files_keeps_the_key_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its space would not help."""
+    disk = FaultyDisk()
+    with short_spans():
+        store, _ = filled([(0, 1, [("key", 0)] * SPAN)] * 4, disk)
+        save_with_keys(store, disk)
+    store.close()
+
+    def too_many(opening: recovery.Opening) -> int:
+        raise TooManyFiles("open a segment")
+
+    monkeypatch.setattr(recovery.Opening, "run", too_many)
+    with pytest.raises(TooManyFiles):
+        recovery.open_store(DATA, disk, SETTINGS)
+    assert len(runs_of(disk, "orders")) == 4

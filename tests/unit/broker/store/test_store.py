@@ -397,7 +397,7 @@ def test_a_full_disk_refuses_what_is_new_and_shows_what_it_holds_later() -> None
         lambda store: offset_changes.purge(store, "orders", {0: 1}),
         lambda store: group_changes.delete(store, "g"),
         lambda store: timer_queue_changes.release(store, TIMERS.id, LATER_MS),
-        lambda store: timer_queue_changes.claim(store, OTHER, [1], NOW_MS),
+        lambda store: timer_queue_changes.claim(store, OTHER, [1], NOW_MS, now_ms=NOW_MS),
     ],
     ids=["delete", "purge", "delete group", "release", "claim"],
 )
@@ -408,7 +408,7 @@ def test_what_makes_space_is_done_while_space_is_short(
     store = opened(FaultyDisk())
     store.send(batch([b"a", b"b"]), NOW_MS)
     offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(1, 0))])
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, now_ms=NOW_MS)
     settle(store)
     store.read_only = True
     end = store.log.end_position
@@ -498,9 +498,9 @@ def fire(topic: str, bodies: list[bytes], sequence: int = 0, queue_id: int = 0, 
 def test_a_rebuild_of_consume_queues_leaves_the_owner_of_timer_queues_alone() -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     timer_queue_changes.release(store, TIMERS.id, LATER_MS)
-    timer_queue_changes.claim(store, OTHER, range(4), LATER_MS)
+    timer_queue_changes.claim(store, OTHER, range(4), LATER_MS, now_ms=NOW_MS)
     store.send(batch([b"a"], producer_id=5), NOW_MS)
     save(store, disk)
     expected = store.timer_owners.encode()
@@ -534,25 +534,25 @@ def test_a_cut_log_gives_a_topic_made_anew_nothing_of_the_one_before() -> None:
 def test_the_owner_of_timer_queues_is_known_again_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     settle(store)
     if saved:
         save(store, disk)
     store = opened(disk.after_kill())
     store.timer_owners.check(3, TIMERS.id, NOW_MS)
-    _, settled = timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    _, settled = timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     assert settled == store.log.end_position
     with pytest.raises(FencedTimer, match=r"t1 \(shard 0 of 1, id 8000000000000007\)"):
-        timer_queue_changes.claim(store, OTHER, range(4), NOW_MS)
+        timer_queue_changes.claim(store, OTHER, range(4), NOW_MS, now_ms=NOW_MS)
 
 
 def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     store.send(fire("orders", [b"a"]), NOW_MS)
     timer_queue_changes.release(store, TIMERS.id, LATER_MS)
-    timer_queue_changes.claim(store, OTHER, range(4), LATER_MS)
+    timer_queue_changes.claim(store, OTHER, range(4), LATER_MS, now_ms=NOW_MS)
     assert len(store.producers) == 0
     settle(store)
     store = opened(disk.after_kill())
@@ -560,7 +560,7 @@ def test_a_released_service_is_fenced_when_another_one_has_claimed_its_queues() 
     with pytest.raises(FencedTimer, match="replaced"):
         store.send(fire("orders", [b"b"], 1), LATER_MS)
     with pytest.raises(FencedTimer, match="replaced"):
-        timer_queue_changes.claim(store, TIMERS, range(4), LATER_MS)
+        timer_queue_changes.claim(store, TIMERS, range(4), LATER_MS, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -574,12 +574,12 @@ def test_offsets_that_a_timer_service_has_taken_over_are_not_given_again(
     store.create_topic("orders", 2)
     for _ in range(first):
         store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0}, now_ms=NOW_MS)
     settle(store)
     disk = disk.after_kill()
     store = opened(disk, settings)
     for end in (5, 7, 7, 5):  # the rest was not durable there at first
-        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: end})
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: end}, now_ms=NOW_MS)
     if saved:
         save(store, disk)
     assert store.send(batch([b"c"], queue_id=1, **TIMED), NOW_MS).stored.base_offset == 7
@@ -600,7 +600,7 @@ def test_offsets_that_were_given_a_second_time_already_are_left_for_the_service_
     store = opened(disk.after_kill(), settings)
     store.send(batch([b"b"], queue_id=1, **TIMED), NOW_MS)
     for _ in range(2):
-        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7}, now_ms=NOW_MS)
         settle(store)
     assert store.queue(TIMER_TOPIC, 0).next_offset == 1
 
@@ -610,7 +610,7 @@ def test_a_claim_is_not_answered_before_such_offsets_can_be_left_out(
 ) -> None:
     """The service would take it that messages came under them already, and end the queue."""
     store = opened(FaultyDisk(), StoreSettings(timer_queues=1))
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, now_ms=NOW_MS)
 
     def full(_: FixedIndex, number: int) -> None:
         raise DiskFull(f"{number}: no space left on device")
@@ -618,8 +618,8 @@ def test_a_claim_is_not_answered_before_such_offsets_can_be_left_out(
     with monkeypatch.context() as patched:
         patched.setattr(FixedIndex, "skip_to", full)
         with pytest.raises(ReadOnly, match="no space left"):
-            timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+            timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7}, now_ms=NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7}, now_ms=NOW_MS)
     assert store.queue(TIMER_TOPIC, 0).next_offset == 7
 
 
@@ -627,7 +627,7 @@ def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
     """What came under them is not lost because somebody tries that first."""
     disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
     store = opened(disk, settings)
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 0}, now_ms=NOW_MS)
     save(store, disk)
     disk = disk.after_kill()
     store = opened(disk, settings)
@@ -637,14 +637,14 @@ def test_nor_are_they_left_out_when_the_broker_is_started_once_more() -> None:
     for _ in range(2):
         disk = disk.after_kill()
         store = opened(disk, settings)
-        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+        timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7}, now_ms=NOW_MS)
         save(store, disk)
         assert store.queue(TIMER_TOPIC, 0).next_offset == 1
     # It has taken over what is here, as of another store: from then on what is here is known to it.
     timer_queue_changes.note_fetched(store, 0, 1)
     save(store, disk)
     store = opened(disk.after_kill(), settings)
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 7}, now_ms=NOW_MS)
     assert store.queue(TIMER_TOPIC, 0).next_offset == 7
 
 
@@ -669,14 +669,14 @@ def test_who_has_fetched_has_said_how_far_it_is(fetched: bool) -> None:
     """Its first claim may have come before it knew anything of the queue, and be its last one."""
     disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
     store = opened(disk, settings)
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {}, now_ms=NOW_MS)
     store.create_topic("orders", 2)
     store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
     if fetched:
         timer_queue_changes.note_fetched(store, 0, 1)
     save(store, disk)
     store = opened(disk.after_kill(), settings)  # a copy, from before the owner took 4 over
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4}, now_ms=NOW_MS)
     assert store.queue(TIMER_TOPIC, 0).next_offset == (4 if fetched else 1)
 
 
@@ -686,7 +686,7 @@ def test_what_is_committed_was_fetched_also_if_no_checkpoint_says_so(committed: 
     disk, settings = FaultyDisk(), StoreSettings(timer_queues=1)
     store = opened(disk, settings)
     store.create_topic("orders", 2)
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {}, now_ms=NOW_MS)
     save(store, disk)
     store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
     timer_queue_changes.note_fetched(store, 0, 1)
@@ -694,7 +694,7 @@ def test_what_is_committed_was_fetched_also_if_no_checkpoint_says_so(committed: 
     offset_changes.put(store, TIMER_GROUP, [(key, Progress(committed, 0))])
     settle(store)
     store = opened(disk.after_kill(), settings)  # a copy, from before the owner took 4 over
-    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4})
+    timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4}, now_ms=NOW_MS)
     assert store.queue(TIMER_TOPIC, 0).next_offset == (4 if committed else 1)
 
 
@@ -739,13 +739,13 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     store = opened(disk, StoreSettings(timer_queues=2))
     store.create_topic("orders", 2)
     sent = store.send(batch([b"a"], producer_id=5, queue_id=1, **TIMED), NOW_MS)
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, now_ms=NOW_MS)
     settle(store)
     mine, its = sent.stored.queue_id, 1 - sent.stored.queue_id
     timer_queue_changes.note_fetched(store, mine, 1)
     ends = {mine: 1, its: 7}  # more than there is
     now = dataclasses.replace(TIMERS, shard=its, shards=2, key_shards=1)
-    decision, _ = timer_queue_changes.claim(store, now, [its], NOW_MS, ends)
+    decision, _ = timer_queue_changes.claim(store, now, [its], NOW_MS, ends, now_ms=NOW_MS)
     assert decision.leaves == (mine,)
     settle(store)
     if saved:
@@ -755,11 +755,13 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
     assert (owners.begin_of(mine), owners.begin_of(its), owners.key_shards) == (1, 0, 1)
     assert owners.claim_of(mine) is None
     other = dataclasses.replace(OTHER, shard=mine, shards=2, key_shards=1)
-    assert timer_queue_changes.claim(store, other, [mine], NOW_MS)[0].granted == (mine,)
+    assert timer_queue_changes.claim(store, other, [mine], NOW_MS, now_ms=NOW_MS)[0].granted == (
+        mine,
+    )
     committed = store.offsets.find(GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine))
     assert committed is not None
     assert committed.offset == 1
-    decision, settled = timer_queue_changes.claim(store, now, [its], NOW_MS, ends)
+    decision, settled = timer_queue_changes.claim(store, now, [its], NOW_MS, ends, now_ms=NOW_MS)
     assert not decision.changes
     assert settled == store.log.end_position
 
@@ -768,12 +770,12 @@ def test_what_was_handed_over_begins_where_it_was_left_after_a_start(saved: bool
 def test_who_led_a_timer_service_before_hands_nothing_over_after_a_start(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=2))
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=1)
-    _, settled = timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=1, now_ms=NOW_MS)
+    _, settled = timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2, now_ms=NOW_MS)
     assert settled == store.log.end_position  # its answer waits for the entry
     settle(store)
     end = store.log.end_position
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2, now_ms=NOW_MS)
     assert store.log.end_position == end
     if saved:
         save(store, disk)
@@ -781,22 +783,22 @@ def test_who_led_a_timer_service_before_hands_nothing_over_after_a_start(saved: 
     now = dataclasses.replace(TIMERS, shard=1, shards=2, key_shards=1)
     for _ in range(2):
         with pytest.raises(Unavailable, match="since epoch 2"):
-            timer_queue_changes.claim(store, now, [1], NOW_MS, {0: 7}, epoch=1)
+            timer_queue_changes.claim(store, now, [1], NOW_MS, {0: 7}, epoch=1, now_ms=NOW_MS)
         owned = store.timer_owners.claim_of(0)
         assert owned is not None
         assert owned.service.id == TIMERS.id
-        timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
+        timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2, now_ms=NOW_MS)
 
 
 def test_a_new_leader_of_a_timer_service_claims_though_there_is_no_space() -> None:
     store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=1)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=1, now_ms=NOW_MS)
     store.read_only = True
     end = store.log.end_position
-    decision, _ = timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
+    decision, _ = timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2, now_ms=NOW_MS)
     assert (decision.granted, store.log.end_position) == ((0, 1), end)
     store.read_only = False
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, epoch=2, now_ms=NOW_MS)
     assert store.log.end_position > end
 
 
@@ -805,12 +807,12 @@ def test_what_was_given_up_begins_where_it_was_left(formers: tuple[int, ...], be
     """But for replicas of the lost one, which have a copy of their own."""
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=1))
-    timer_queue_changes.claim(store, OTHER, [0], NOW_MS)
+    timer_queue_changes.claim(store, OTHER, [0], NOW_MS, now_ms=NOW_MS)
     offset_changes.put(
         store, TIMER_GROUP, [(GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(5, 0))]
     )
     timer_queue_changes.release(store, OTHER.id, LATER_MS)
-    timer_queue_changes.claim(store, TIMERS, [0], LATER_MS, formers=formers)
+    timer_queue_changes.claim(store, TIMERS, [0], LATER_MS, formers=formers, now_ms=NOW_MS)
     settle(store)
     assert store.timer_owners.begin_of(0) == begin
     store = opened(disk.after_kill(), StoreSettings(timer_queues=1))
@@ -824,12 +826,12 @@ def test_what_a_copy_of_a_data_directory_has_not_is_fetched_again() -> None:
         sent = batch([b"a"], producer_id=producer_id, queue_id=1, **TIMED)
         mine = store.send(sent, NOW_MS).stored.queue_id
     settle(store)
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, now_ms=NOW_MS)
     key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine)
     timer_queue_changes.note_fetched(store, mine, 2)
     offset_changes.put(store, TIMER_GROUP, [(key, Progress(2, 0))])
     now = dataclasses.replace(TIMERS, shard=1 - mine, shards=2, key_shards=1)
-    timer_queue_changes.claim(store, now, [1 - mine], NOW_MS, {mine: 1})
+    timer_queue_changes.claim(store, now, [1 - mine], NOW_MS, {mine: 1}, now_ms=NOW_MS)
     assert store.timer_owners.begin_of(mine) == 1
     committed = store.offsets.find(key)
     assert committed is not None
@@ -842,13 +844,13 @@ def test_queues_of_a_shard_that_was_given_up_begin_where_it_left_them(saved: boo
     disk = FaultyDisk()
     store = opened(disk, StoreSettings(timer_queues=2))
     lost = dataclasses.replace(OTHER, shard=0, shards=1)
-    timer_queue_changes.claim(store, lost, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, lost, [0, 1], NOW_MS, now_ms=NOW_MS)
     for queue_id, offset in ((0, 5), (1, 7)):
         key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue_id)
         offset_changes.put(store, TIMER_GROUP, [(key, Progress(offset, 0))])
     timer_queue_changes.release(store, lost.id, LATER_MS)
     next_one = dataclasses.replace(TIMERS, shard=0, shards=2, key_shards=1)
-    timer_queue_changes.claim(store, next_one, [0], LATER_MS)
+    timer_queue_changes.claim(store, next_one, [0], LATER_MS, now_ms=NOW_MS)
     settle(store)
     if saved:
         save(store, disk)
@@ -860,9 +862,9 @@ def test_queues_of_a_shard_that_was_given_up_begin_where_it_left_them(saved: boo
 
 def test_who_had_more_than_the_log_has_now_leaves_what_comes_next() -> None:
     store = opened(FaultyDisk(), StoreSettings(timer_queues=2))
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, now_ms=NOW_MS)
     now = dataclasses.replace(TIMERS, shards=2, key_shards=1)
-    timer_queue_changes.claim(store, now, [0], NOW_MS, {1: 7})
+    timer_queue_changes.claim(store, now, [0], NOW_MS, {1: 7}, now_ms=NOW_MS)
     assert store.timer_owners.begin_of(1) == 0
 
 
@@ -871,7 +873,7 @@ def test_nor_does_the_next_owner_miss_what_came_to_an_older_copy() -> None:
     disk, settings = FaultyDisk(), StoreSettings(timer_queues=2)
     store = opened(disk, settings)
     store.create_topic("orders", 2)
-    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, now_ms=NOW_MS)
     settle(store)
     store = opened(disk.after_kill(), settings)
     for _ in range(3):
@@ -879,7 +881,7 @@ def test_nor_does_the_next_owner_miss_what_came_to_an_older_copy() -> None:
     settle(store)
     came = sent.stored.queue_id
     now = dataclasses.replace(TIMERS, shard=1 - came, shards=2, key_shards=1)
-    timer_queue_changes.claim(store, now, [1 - came], NOW_MS, {came: 7})
+    timer_queue_changes.claim(store, now, [1 - came], NOW_MS, {came: 7}, now_ms=NOW_MS)
     begin = store.timer_owners.begin_of(came)
     timer_queue_changes.check_fetch(store, came, begin)
     assert begin == 0
@@ -890,7 +892,7 @@ def test_what_was_accepted_for_later_is_stored_whatever_the_limits_are_now(known
     store = opened(FaultyDisk())
     store.create_topic("orders", 2, message_bytes_max=1_000)
     if known:
-        timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+        timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     sent = fire("orders", [b"x" * 5_000])
     if not known:
         with pytest.raises(TooLarge):
@@ -907,7 +909,7 @@ def test_what_was_accepted_for_later_is_stored_whatever_the_limits_are_now(known
 def test_due_messages_of_a_queue_that_is_gone_go_to_one_that_is_there_once(saved: bool) -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     store.create_topic("orders", 2)
     first = store.send(fire("orders", [b"a"], 0, queue_id=5), NOW_MS)
     assert first.stored.queue_id == 1
@@ -929,7 +931,7 @@ def test_due_messages_of_a_queue_that_is_gone_go_to_one_that_is_there_once(saved
 def test_due_messages_that_can_never_be_stored_become_dead_letters_once() -> None:
     disk = FaultyDisk()
     store = opened(disk)
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     damaged = fire("orders", [b"a", b"b"])
     damaged.sizes = struct.pack("<2I", 3, len(damaged.records) - 3)
     store.send(damaged, NOW_MS)
@@ -946,7 +948,7 @@ def test_due_messages_that_can_never_be_stored_become_dead_letters_once() -> Non
 
 def test_bytes_that_are_no_records_become_one_dead_letter() -> None:
     store = opened(FaultyDisk())
-    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS)
+    timer_queue_changes.claim(store, TIMERS, range(4), NOW_MS, now_ms=NOW_MS)
     damaged = fire("orders", [b"a"])
     damaged.records = b"\xff" * len(damaged.records)
     store.send(damaged, NOW_MS)
