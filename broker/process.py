@@ -261,22 +261,22 @@ class Broker:
         self._messages = MessageAdminServicer(store, commits, activity, settings.name)
         self._routes.on_change(self._groups.routes_changed)
         timers = TimerAdminServicer(store, commits, opened.store_id, now_ms, steady_ms)
-        server.add(
-            broker_servicer.SERVICE,
-            BrokerServicer(
-                self._sends,
-                self._pulls,
-                offsets,
-                SendBackRequests(store, commits, now_ms, settings.name),
-                timers,
-            ),
-            broker_servicer.OVERRIDES,
+        broker = BrokerServicer(
+            self._sends,
+            self._pulls,
+            offsets,
+            SendBackRequests(store, commits, now_ms, settings.name),
+            timers,
         )
-        server.add(admin_servicer.SERVICE, OnlyMeant(admin, timers))
-        server.add(group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups)
-        server.add(group_admin_servicer.SERVICE, OnlyMeant(group_admin, timers))
-        server.add(message_admin_servicer.SERVICE, OnlyMeant(self._messages, timers))
-        server.add(timer_admin_servicer.SERVICE, timers)
+        for service, servicer, overrides in (
+            (broker_servicer.SERVICE, broker, broker_servicer.OVERRIDES),
+            (admin_servicer.SERVICE, admin, None),
+            (group_pb2.DESCRIPTOR.services_by_name["GroupCoordinator"], self._groups, None),
+            (group_admin_servicer.SERVICE, group_admin, None),
+            (message_admin_servicer.SERVICE, self._messages, None),
+            (timer_admin_servicer.SERVICE, timers, None),
+        ):
+            server.add(service, OnlyMeant(servicer, timers), overrides)
 
     def _choose_group_store(self) -> GroupFile | GroupLog:
         data_dir, store = self.settings.data_dir, self.store

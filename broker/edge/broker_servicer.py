@@ -31,17 +31,8 @@ OVERRIDES = {
 }
 
 
-def check_meant(context: Any, timers: TimerAdminServicer) -> None:
-    """Raises Unavailable if the call says that it is for another broker, InvalidArgument."""
-    for name, value in context.invocation_metadata() or ():
-        if name == STORE_ID:
-            if not (value.isdecimal() and len(value) <= STORE_ID_DIGITS_MAX):
-                raise checks.wrong(STORE_ID, value, "a store id: 64 bits, in decimal")
-            timers.check_meant(int(value))
-
-
 class OnlyMeant:
-    """A servicer of unary methods, without the calls that are for another broker."""
+    """A servicer, without the calls that say they are for another broker."""
 
     def __init__(self, servicer: object, timers: TimerAdminServicer) -> None:
         self._servicer = servicer
@@ -51,10 +42,18 @@ class OnlyMeant:
         method = getattr(self._servicer, name)
 
         async def checked(request: Any, context: Any) -> Any:
-            check_meant(context, self._timers)
+            self._check(context)
             return await method(request, context)
 
         return checked
+
+    def _check(self, context: Any) -> None:
+        """Raises Unavailable, InvalidArgument."""
+        for name, value in context.invocation_metadata() or ():
+            if name == STORE_ID:
+                if not (value.isdecimal() and len(value) <= STORE_ID_DIGITS_MAX):
+                    raise checks.wrong(STORE_ID, value, "a store id: 64 bits, in decimal")
+                self._timers.check_meant(int(value))
 
 
 class BrokerServicer:
@@ -74,33 +73,24 @@ class BrokerServicer:
         self._send_backs = send_backs
         self._timers = timers
 
-    def _check_meant(self, context: Any) -> None:
-        check_meant(context, self._timers)
-
-    async def Send(
-        self, request: view_pb2.SendRequestView, context: Any
-    ) -> view_pb2.SendResponseView:
+    async def Send(self, request: view_pb2.SendRequestView, _: Any) -> view_pb2.SendResponseView:
         """Stores batches."""
-        self._check_meant(context)
         return await self._sends.send(request)
 
     async def SendStream(
         self, requests: AsyncIterator[view_pb2.SendRequestView], context: Any
     ) -> None:
         """Stores batches of many requests."""
-        self._check_meant(context)
         await self._sends.stream(requests, context.write)
 
     async def Pull(self, request: broker_pb2.PullRequest, context: Any) -> bytes:
         """Reads records."""
-        self._check_meant(context)
         return await self._pulls.pull(request, context)
 
     async def PullStream(
         self, requests: AsyncIterator[broker_pb2.PullRequest], context: Any
     ) -> None:
         """Reads records for many requests."""
-        self._check_meant(context)
         await self._pulls.stream(requests, context.write, context.peer())
 
     async def FetchFrames(self, request: broker_pb2.FetchFramesRequest, context: Any) -> bytes:
@@ -115,32 +105,28 @@ class BrokerServicer:
         return await self._timers.claim(request)
 
     async def AcquireQueues(
-        self, request: broker_pb2.AcquireQueuesRequest, context: Any
+        self, request: broker_pb2.AcquireQueuesRequest, _: Any
     ) -> broker_pb2.AcquireQueuesResponse:
         """Takes queues over for a member of a group."""
-        self._check_meant(context)
         return broker_pb2.AcquireQueuesResponse(queues=await self._offsets.acquire(request))
 
     async def CommitOffsets(
-        self, request: broker_pb2.CommitOffsetsRequest, context: Any
+        self, request: broker_pb2.CommitOffsetsRequest, _: Any
     ) -> broker_pb2.CommitOffsetsResponse:
         """Stores how far a group is."""
-        self._check_meant(context)
         self._timers.check_meant(request.store_id)
         results = await self._offsets.commit(request.group, request.commits, request.timer_id)
         return broker_pb2.CommitOffsetsResponse(queues=results)
 
     async def GetOffsets(
-        self, request: broker_pb2.GetOffsetsRequest, context: Any
+        self, request: broker_pb2.GetOffsetsRequest, _: Any
     ) -> broker_pb2.GetOffsetsResponse:
         """Where a group is."""
-        self._check_meant(context)
         results = self._offsets.committed(request.group, request.topic)
         return broker_pb2.GetOffsetsResponse(queues=results)
 
     async def SendBack(
-        self, request: broker_pb2.SendBackRequest, context: Any
+        self, request: broker_pb2.SendBackRequest, _: Any
     ) -> broker_pb2.SendBackResponse:
         """Takes back what a group could not process."""
-        self._check_meant(context)
         return await self._send_backs.send_back(request)

@@ -33,6 +33,7 @@ class Client:
         self.admin = stubs.BrokerAdminStub(connection)
         self.groups = stubs.GroupCoordinatorStub(connection)
         self.group_admin = stubs.GroupAdminStub(connection)
+        self.timer_admin = stubs.TimerAdminStub(connection)
         self.message_admin = stubs.MessageAdminStub(connection)
         self.raw_send: Any = connection.unary_unary("/duemq.v1.Broker/Send")
 

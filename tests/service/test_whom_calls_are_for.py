@@ -25,6 +25,8 @@ from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, unti
 GROUP = "g"
 PULL = broker_pb2.PullRequest(request_id=1, queues=[broker_pb2.QueuePull(topic="t")])
 UNARY = {
+    "FetchFrames": broker_pb2.FetchFramesRequest(topic="t"),
+    "ClaimTimerQueues": broker_pb2.ClaimTimerQueuesRequest(),
     "Send": broker_pb2.SendRequest(request_id=1, batches=[batch("t", [b"x"])]),
     "Pull": PULL,
     "AcquireQueues": broker_pb2.AcquireQueuesRequest(group=GROUP),
@@ -68,11 +70,14 @@ async def test_a_call_for_another_broker_is_refused(method, tmp_path) -> None:
 async def test_nothing_is_administered_at_another_broker(tmp_path) -> None:
     async with running_broker(tmp_path) as (broker, client):
         other = ((STORE_ID, str(broker._opened.store_id ^ 1)),)
-        for stub in (client.admin, client.group_admin, client.message_admin):
+        stubs = client.admin, client.group_admin, client.message_admin, client.timer_admin
+        for stub in (*stubs, client.groups):
             module, name = stub.service
             service = import_module(module).DESCRIPTOR.services_by_name[name]
             for method in service.methods:
                 request = GetMessageClass(method.input_type)()
+                if method.client_streaming:
+                    request = iter([request])
                 with pytest.raises(Unavailable, match="this broker has"):
                     await first(getattr(stub, method.name)(request, metadata=other))
         own = ((STORE_ID, str(broker._opened.store_id)),)
