@@ -53,8 +53,8 @@ BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
 
 PIECES_MAX = 5_000
-"""That a report reads the topic in: every second each process that traces may add a message to it,
-however few spans that has.  Queues round them up, and at most `plan.PARTITIONS_MAX` can be read."""
+"""In so many a report reads the topic, and one more a queue: fewer than `plan.PARTITIONS_MAX`, for
+each process that traces may add a message every second, however few spans that has."""
 
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""

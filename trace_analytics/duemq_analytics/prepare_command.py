@@ -1,4 +1,4 @@
-"""`prepare`: an archive of the classes that a report needs, for all commands to start sooner."""
+"""`prepare`: an archive of the classes that a report needs, so that Spark starts sooner."""
 
 from __future__ import annotations
 
