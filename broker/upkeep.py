@@ -66,7 +66,7 @@ class Upkeep:
         self._retained: Sequence[Segment] = ()  # the newest of the log then
         self._held = False  # retention waits for the timer service
         self._first_ms: dict[int, int | None] = {}
-        # At positions that were asked for at the look before: to find one takes 0.5 ms.
+        # Of positions that were asked for at the look before: to find one reads the log.
         self._begins: dict[int, dict[Queue, int]] = {}
         self.pause_s = INTERVAL_S
         """Until the next look."""

@@ -43,8 +43,8 @@ MAGIC_OFFSET = 4
 VERSION = 1
 ALIGNMENT = 8
 REPLICATION_KINDS = 32
-"""Kinds from here on are replication's: whoever replays a log passes over those that it does not
-know."""
+"""Kinds from here on, most of them replication's, are passed over by whoever replays a log and does
+not know them."""
 ENTRY_BYTES_MAX = 64 * 1024 * 1024
 """Largest entry.  A length beyond it is damage and is never allocated."""
 

@@ -32,7 +32,7 @@ OVERRIDES = {
 
 
 class OnlyMeant:
-    """A servicer, without the calls that say they are for another broker."""
+    """A servicer, which gets no calls that are meant for another broker."""
 
     def __init__(self, servicer: object, timers: TimerAdminServicer) -> None:
         self._servicer = servicer

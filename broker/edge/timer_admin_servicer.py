@@ -133,7 +133,7 @@ class TimerAdminServicer:
         return told
 
     def _told(self, steady_ms: int) -> int:
-        """As people say it; 0: never."""
+        """Unix time in ms, for people; 0: never."""
         return self._now_ms() - (self._steady_ms() - steady_ms) if steady_ms else 0
 
     async def ReleaseTimerQueues(
