@@ -78,7 +78,8 @@ class Welcome:
     leader: ReplicaId
     truncate_to: int
     common: LogPart | None = None
-    """What lies before that, for the follower to compare; None: nothing, or of an older release."""
+    """What lies before that, for the follower to compare; None: nothing does, it is damaged at the
+    leader, or the leader is of an older release."""
 
 
 @dataclass(frozen=True, slots=True)

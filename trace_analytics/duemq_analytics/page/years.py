@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 AHEAD = timedelta(days=1)
-"""Later than so long after the report was made no clock is right."""
+"""A clock that is further ahead of the report's is wrong."""
 
 GAP_MAX = timedelta(days=366)
-"""What is older than a longer time without a span is of a wrong clock, or of another life."""
+"""What lies before a longer time without a span is of a wrong clock, or of a former life."""
 
 
 def charted(years: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
