@@ -17,13 +17,13 @@ from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER
 from duemq_server.timer_service.scheduling.fire_lane import FireOutcome
 from duemq_server.timer_service.timers.log_entries import LaneId
+from tests.played_log_loop import LOG_LOOP, no_loop_fails
 from tests.service.playing import PINGS
 from tests.service.running_cluster import until
 
+__all__ = ["no_loop_fails"]
+
 DUE_MS = 5
-
-
-LOG_LOOP = SimpleNamespace(fail=lambda error: None)
 
 
 class Held:

@@ -40,12 +40,12 @@ from duemq_server.timer_service.scheduling.holding.holds import Holds
 from duemq_server.timer_service.timers.log_entries import SourceId
 from tests.crash.faulty_disk import FaultyDisk
 from tests.manual_loop import ManualLoop
+from tests.played_log_loop import LOG_LOOP, no_loop_fails
+
+__all__ = ["no_loop_fails"]
 
 MINUTE_S = 60.0
 TOO_MANY = 200
-
-
-LOG_LOOP = SimpleNamespace(fail=lambda error: None)
 
 
 class Leaving:
