@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -40,6 +40,13 @@ class Faults:
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         else:
             raise DiskFailed(f"{call} {path}: as it happens")
+
+
+def calls_of(live: Callable[[Faults], object], step: int) -> range:
+    """The first, and each `step`-th behind it."""
+    faults = Faults()
+    live(faults)
+    return range(1, faults.calls + 1, step)
 
 
 class FailingDisk(FaultyDisk):

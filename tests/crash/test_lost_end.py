@@ -49,6 +49,12 @@ def settle(store: Store) -> None:
     store.durable(store.log.durable_position)
 
 
+def acknowledge_unsynced(store: Store) -> None:
+    """And show it to all."""
+    while store.log.write_group():
+        pass
+
+
 def save(store: Store, disk: FaultyDisk) -> None:
     taken = store.snapshot()
     settle(store)
@@ -222,12 +228,10 @@ def test_without_sync_a_power_cut_takes_the_end_only_and_hides_nothing_new(
     send(store, "old", 0, BEFORE)
     save(store, disk)
     send(store, "old", BEFORE, AFTER)
-    while store.log.write_group():  # acknowledged, and shown to all
-        pass
+    acknowledge_unsynced(store)
     store.durable(store.log.written_position)
     offset_changes.put(store, "g", [(KEY, Progress(100, 5))])
-    while store.log.write_group():
-        pass
+    acknowledge_unsynced(store)
     ends = [store.queue("orders", 0).max_offset, store.queue(TIMER_TOPIC, 0).max_offset]
     assert ends == [100, 100]
     sent = [consumed(store, store.queue(*place), 0) for place in (("orders", 0), (TIMER_TOPIC, 0))]
@@ -256,8 +260,7 @@ def test_what_a_disk_lost_that_failed_is_left_out_in_the_same_run_of_the_machine
     marker = recovery.Marker(DATA, recovery.UNSYNCED, disk)
     marker.put(b"first" + epoch)
     send(store, "old", 0, 50)
-    while store.log.write_group():  # acknowledged, and shown to all
-        pass
+    acknowledge_unsynced(store)
     for _ in range(2):
         recovery.failed(DATA, disk)
     marker = recovery.Marker(DATA, recovery.UNSYNCED, disk)
@@ -271,8 +274,7 @@ def test_what_the_disk_lost_after_a_start_that_failed_is_left_out_too() -> None:
     disk = FaultyDisk()
     store = opened(disk, boot=b"first")
     send(store, "old", 0, 50)
-    while store.log.write_group():
-        pass
+    acknowledge_unsynced(store)
     for _ in range(2):
         disk = disk.after_kill()
         disk.fail_sync_at = 1

@@ -1,4 +1,4 @@
-"""Every single call of a timer shard to its disk fails once: full, or broken.
+"""A call of a timer shard to its disk fails once, whichever it is: full, or broken.
 
 As test_store_disk_faults.py; what holds in the end is what tests/property/timer_world.py checks.
 """
@@ -6,17 +6,19 @@ As test_store_disk_faults.py; what holds in the end is what tests/property/timer
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from duemq_server.storage.errors import DiskFull, StorageError
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.limits import AHEAD_MS
-from tests.crash.failing_disk import FailingDisk, Faults
+from tests.crash.failing_disk import FailingDisk, Faults, calls_of
 from tests.crash.faulty_disk import FaultyDisk
 from tests.property.timer_world import OTHER, TIGHT, TOPICS, World
 
 TRIES_MAX = 3
+# Of so many calls one is tried.
 STEP = 8
 HOUR_MS = 3_600_000
 KEYS = [TimerKey("any", "key-1"), TimerKey("any", "key-2")]
@@ -103,14 +105,8 @@ def live(faults: Faults, *, power: bool) -> None:
     world.drain()
 
 
-def count_calls() -> int:
-    faults = Faults()
-    live(faults, power=False)
-    return faults.calls
-
-
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("kind", ["full", "broken"])
-@pytest.mark.parametrize("at", range(1, count_calls() + 1, STEP))
+@pytest.mark.parametrize("at", calls_of(partial(live, power=False), STEP))
 def test_a_call_that_fails_loses_and_repeats_nothing(kind: str, at: int, power: bool) -> None:
     live(Faults(kind, at), power=power)

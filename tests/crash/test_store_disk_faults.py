@@ -1,4 +1,4 @@
-"""Every single call of the broker's store to its disk fails once: full, or broken.
+"""A call of the broker's store to its disk fails once, whichever it is: full, or broken.
 
 A full disk refuses, and the same is tried again; after anything else the process ends, and another
 one starts, on what the operating system kept or, if the power fails, too, on what was synced.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -21,11 +22,12 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.tables import begins_at, free
 from duemq_server.storage.errors import DiskFull, StorageError
-from tests.crash.failing_disk import FailingDisk, Faults
+from tests.crash.failing_disk import FailingDisk, Faults, calls_of
 from tests.crash.test_store_power_cut import DATA, NOW_MS, PRODUCER, SEGMENT_BYTES, opened, settle
 from tests.unit.broker.batches import batch
 
 TRIES_MAX = 3
+# Of so many calls one is tried.
 STEP = 3
 
 
@@ -169,14 +171,8 @@ def live(faults: Faults, *, power: bool) -> None:
         life.check(retained=True)
 
 
-def count_calls() -> int:
-    faults = Faults()
-    live(faults, power=False)
-    return faults.calls
-
-
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("kind", ["full", "broken"])
-@pytest.mark.parametrize("at", range(1, count_calls() + 1, STEP))
+@pytest.mark.parametrize("at", calls_of(partial(live, power=False), STEP))
 def test_a_call_that_fails_loses_and_repeats_nothing(kind: str, at: int, power: bool) -> None:
     live(Faults(kind, at), power=power)

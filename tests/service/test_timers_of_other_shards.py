@@ -53,14 +53,22 @@ from tests.service.timer_shards import (
 __all__ = ["cluster", "shards"]
 
 
-async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Shards) -> None:
+async def one_each(
+    cluster: Cluster, shards: Shards
+) -> tuple[message_pb2.TimerHandle, message_pb2.TimerHandle]:
+    """Of one queue: the first shard took one over, and the second, which has it now, the next."""
     await shards.start(0, 1)
     old = await send_to(cluster, 1, b"old", HOUR_MS)
     await shards.running[0].until(lambda stats: stats.pending == 1)
     await shards.change(2)
-    second = shards.running[1]
     new = await send_to(cluster, 1, b"new", HOUR_MS)
-    await second.until(lambda stats: stats.pending == 1)
+    await shards.running[1].until(lambda stats: stats.pending == 1)
+    return old, new
+
+
+async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Shards) -> None:
+    old, new = await one_each(cluster, shards)
+    second = shards.running[1]
     stub = stubs.TimerInspectorStub(second.connection)
     asked = timer_inspector_pb2.GetTimersRequest(handles=[old, new, old])
     found = (await stub.GetTimers(asked)).timers
@@ -83,13 +91,8 @@ async def test_what_is_asked_by_handle_is_passed_on(cluster: Cluster, shards: Sh
 async def test_of_several_shards_timers_as_many_are_told_as_fit_in_an_answer(
     cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await shards.start(0, 1)
-    old = await send_to(cluster, 1, b"old", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    await shards.change(2)
+    old, new = await one_each(cluster, shards)
     second = shards.running[1]
-    new = await send_to(cluster, 1, b"new", HOUR_MS)
-    await second.until(lambda stats: stats.pending == 1)
     monkeypatch.setattr(inspector, "BYTES_MAX", 1)
     stub = stubs.TimerInspectorStub(second.connection)
     for first in (old, new):
@@ -140,12 +143,7 @@ async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
     cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was nowhere, then there, and then the shard that is asked got the queue behind it."""
-    await shards.start(0, 1)
-    await send_to(cluster, 1, b"first", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    await shards.change(2)
-    theirs = await send_to(cluster, 1, b"theirs", HOUR_MS)
-    await shards.running[1].until(lambda stats: stats.pending == 1)
+    _, theirs = await one_each(cluster, shards)
     await shards.change(1)
     await send_to(cluster, 1, b"last", HOUR_MS)
     await shards.running[0].until(lambda stats: stats.pending == 2)
@@ -162,7 +160,7 @@ async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
     monkeypatch.setattr(others, "locate", too_early)
     inspector = stubs.TimerInspectorStub(shards.running[0].connection)
     get = timer_inspector_pb2.GetTimersRequest(handles=[theirs])
-    assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"theirs"]
+    assert [each.record.body for each in (await inspector.GetTimers(get)).timers] == [b"new"]
     [result] = await shards.running[0].cancel(theirs)
     assert result.outcome == timer_pb2.CANCELLED
     assert await shards.pending() == 2
@@ -298,12 +296,7 @@ class Request(NamedTuple):
 
 
 async def of_both_and_none(cluster: Cluster, shards: Shards, request_id: bytes) -> Request:
-    await shards.start(0, 1)
-    old = await send_to(cluster, 1, b"old", HOUR_MS)
-    await shards.running[0].until(lambda stats: stats.pending == 1)
-    await shards.change(2)
-    new = await send_to(cluster, 1, b"new", HOUR_MS)
-    await shards.running[1].until(lambda stats: stats.pending == 1)
+    old, new = await one_each(cluster, shards)
     due_ms = new.due_ms + HOUR_MS
     later = message_pb2.TimerHandle(
         store_id=new.store_id, queue_id=new.queue_id, offset=new.offset + 1, due_ms=due_ms

@@ -11,6 +11,7 @@ import pytest
 
 from duemq import Message
 from duemq.aio import Admin
+from duemq.descriptions import TopicDescription
 from duemq.errors import TopicNotFound
 from duemq.protocol.balance import MessageQueue
 from duemq.v1 import admin_pb2
@@ -43,6 +44,21 @@ async def bodies(cluster: Cluster, *arguments: str) -> list[str]:
     done = await run(cluster.nameserver, "tail", TOPIC, *arguments, "--json")
     assert done.exit_code == 0, done.stdout
     return [row["body"] for row in rows(done)]
+
+
+async def described(cluster: Cluster) -> TopicDescription:
+    async with Admin(cluster.nameserver) as admin:
+        return await admin.describe_topic(TOPIC)
+
+
+async def purge_b0(cluster: Cluster, found: TopicDescription) -> None:
+    """Of all that it had then."""
+    cuts = [
+        admin_pb2.QueueCut(queue_id=queue.queue, before_offset=queue.max_offset)
+        for queue in found.queues
+        if queue.broker == "b0"
+    ]
+    await cluster.clients["b0"].admin.PurgeTopic(admin_pb2.PurgeTopicRequest(name=TOPIC, cuts=cuts))
 
 
 async def test_the_last_messages_of_all_queues_come_by_time(cluster: Cluster) -> None:
@@ -127,8 +143,7 @@ async def test_what_was_printed_is_not_printed_again_once_a_broker_is_back(
 ) -> None:
     """It was away as retention took what the other one had."""
     session = Session(address=cluster.nameserver, json=True)
-    async with Admin(cluster.nameserver) as admin:
-        found = await admin.describe_topic(TOPIC)
+    found = await described(cluster)
     reader = _Reader(session, MessagePrinter(session.output, raw=False), found, "")
     ends = {MessageQueue(TOPIC, q.broker, q.queue): q.max_offset for q in found.queues}
 
@@ -141,14 +156,7 @@ async def test_what_was_printed_is_not_printed_again_once_a_broker_is_back(
 
     try:
         await asyncio.to_thread(fall_behind)
-        cuts = [
-            admin_pb2.QueueCut(queue_id=queue.queue_id, before_offset=end)
-            for queue, end in ends.items()
-            if queue.broker == "b0"
-        ]
-        await cluster.clients["b0"].admin.PurgeTopic(
-            admin_pb2.PurgeTopicRequest(name=TOPIC, cuts=cuts)
-        )
+        await purge_b0(cluster, found)
         await cluster.stop_broker("b1")
         await asyncio.to_thread(reader.go_on)
         assert {queue: reader.consumer.position(queue) for queue in ends} == ends
@@ -180,8 +188,7 @@ async def test_new_queues_are_followed_while_a_broker_is_away(
     monkeypatch.setattr(tail_command, "LOOK_EVERY_S", 0.05)
     session = Session(address=cluster.nameserver, json=True)
     printed = Printed(session, last="back")
-    async with Admin(cluster.nameserver) as admin:
-        found = await admin.describe_topic(TOPIC)
+    found = await described(cluster)
     reader = _Reader(session, printed, found, "")
 
     def follow() -> None:
@@ -209,8 +216,7 @@ async def test_a_topic_is_followed_while_all_its_brokers_are_away(
     monkeypatch.setattr(tail_command, "LOOK_EVERY_S", 0.05)
     session = Session(address=cluster.nameserver, json=True)
     printed = Printed(session, last="back")
-    async with Admin(cluster.nameserver) as admin:
-        found = await admin.describe_topic(TOPIC)
+    found = await described(cluster)
     reader = _Reader(session, printed, found, "")
     client = reader.consumer._consumer._client
     looks: list[str] = []
@@ -246,14 +252,8 @@ async def test_what_retention_takes_while_the_last_are_read_is_not_among_them(
     cluster: Cluster,
 ) -> None:
     session = Session(address=cluster.nameserver, json=True)
-    async with Admin(cluster.nameserver) as admin:
-        found = await admin.describe_topic(TOPIC)
-    cuts = [
-        admin_pb2.QueueCut(queue_id=queue.queue, before_offset=queue.max_offset)
-        for queue in found.queues
-        if queue.broker == "b0"
-    ]
-    await cluster.clients["b0"].admin.PurgeTopic(admin_pb2.PurgeTopicRequest(name=TOPIC, cuts=cuts))
+    found = await described(cluster)
+    await purge_b0(cluster, found)
     printed = Printed(session, last="")
     reader = _Reader(session, printed, found, "")
 

@@ -138,13 +138,18 @@ def test_a_wait_that_is_over_first_has_told_nobody():
     assert made.untold() == [0]
 
 
+async def begun(receipt):
+    """A task that waits for it by now."""
+    waiting, turn = asyncio.ensure_future(receipt), asyncio.Event()
+    asyncio.get_running_loop().call_soon(turn.set)
+    await turn.wait()
+    return waiting
+
+
 async def test_nor_has_one_that_is_cancelled():
     made = batch(1)
     for cancelled in (True, False):
-        waiting = asyncio.ensure_future(AwaitableReceipt(made, 1))
-        turn = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(turn.set_result, None)
-        await turn
+        waiting = await begun(AwaitableReceipt(made, 1))
         assert made.untold() == [0]
         if cancelled:
             waiting.cancel()
@@ -162,10 +167,7 @@ async def test_nor_has_one_that_is_cancelled():
 async def test_what_is_known_as_the_wait_is_cancelled_is_told_if_it_is_a_failure(error):
     """Who was to hear of it has just been told that somebody waits."""
     made = batch(1)
-    waiting = asyncio.ensure_future(AwaitableReceipt(made, 1))
-    turn = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(turn.set_result, None)
-    await turn
+    waiting = await begun(AwaitableReceipt(made, 1))
     if error is None:
         stored(made)
     else:

@@ -161,7 +161,7 @@ async def test_a_state_is_asked_for_a_checkpoint_in_silence_too(
 
     keeping = asyncio.create_task(Applying(Waiting()).keep())  # type: ignore[arg-type]
     for _ in range(3):
-        assert await asyncio.to_thread(asked.acquire, timeout=5)
+        assert await asyncio.to_thread(asked.acquire, timeout=60)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 
