@@ -26,10 +26,14 @@ class Faults:
     kind: str = ""
     at: int = 0
     calls: int = field(default=0, init=False)
+    over: bool = False
+    """Nothing fails any more, and no call counts."""
 
     def meet(self, call: str, path: str, *, fills: bool = True, raw: bool = False) -> None:
         """`fills`: also a full disk, or too many open files, refuses it.  `raw`: its OSError is
         not translated (storage/disk.py)."""
+        if self.over:
+            return
         self.calls += 1
         if self.calls != self.at:
             return
@@ -42,8 +46,8 @@ class Faults:
             raise DiskFailed(f"{call} {path}: as it happens")
 
 
-def calls_of(live: Callable[[Faults], object], step: int) -> range:
-    """The first, and each `step`-th behind it."""
+def calls_of(live: Callable[[Faults], object], step: int = 1) -> range:
+    """Of those that may fail the first, and each `step`-th behind it."""
     faults = Faults()
     live(faults)
     return range(1, faults.calls + 1, step)
