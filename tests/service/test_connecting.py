@@ -175,7 +175,8 @@ async def test_a_proxy_that_grpc_asks_is_named(server, monkeypatch):
     with socket.socket() as held:  # bound, and deaf
         held.bind(("127.0.0.1", 0))
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{held.getsockname()[1]}")
-        monkeypatch.delenv("no_proxy", raising=False)
+        for others in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
+            monkeypatch.delenv(others, raising=False)
         error = await refusal_once_looked(server.address)
     assert "does not speak gRPC" in error.message
     assert "the proxy in http_proxy" in error.message

@@ -305,9 +305,8 @@ def test_who_has_no_home_has_no_contexts(nobody: str, monkeypatch: pytest.Monkey
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    monkeypatch.setattr(
-        "duemq_cli.session.DEFAULT_NAMESERVER", nobody
-    )  # somebody may be at the real one
+    # Somebody may be at the real one.
+    monkeypatch.setattr("duemq_cli.session.DEFAULT_NAMESERVER", nobody)
     asked = run("topic", "list", "--timeout", "0.3")
     assert asked.exit_code == Exit.UNAVAILABLE
     assert nobody in asked.stderr

@@ -217,9 +217,8 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     monkeypatch.setattr(faulty_disk.FaultyFile, "pread", failing)
 
 
-async def test_a_consume_queue_that_cannot_be_read_holds_up_nothing_else(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def with_a_quiet_topic(world: World) -> None:
+    """3 messages, and 100 of another topic behind them; then the broker was started anew."""
     world.send(3, topic="quiet")
     world.send(100)
     for queue in world.store.all_queues():
@@ -227,8 +226,14 @@ async def test_a_consume_queue_that_cannot_be_read_holds_up_nothing_else(
     recovery.save_checkpoint("/data", world.store.snapshot(), world.disk)
     world.store.close()
     world.store = opened(world.disk)
-    unreadable(monkeypatch, "/quiet.")
     world.keep(retention_bytes=SEGMENT_BYTES)
+
+
+async def test_a_consume_queue_that_cannot_be_read_holds_up_nothing_else(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_a_quiet_topic(world)
+    unreadable(monkeypatch, "/quiet.")
     for _ in range(3):
         await world.passes(RETENTION_INTERVAL_MS)
         world.send(40)
@@ -245,14 +250,7 @@ async def test_retention_waits_for_a_queue_that_cannot_be_opened_while_too_many_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gone on without, its begin would be CORRUPT until more goes of the log."""
-    world.send(3, topic="quiet")
-    world.send(100)
-    for queue in world.store.all_queues():
-        queue.sync()
-    recovery.save_checkpoint("/data", world.store.snapshot(), world.disk)
-    world.store.close()
-    world.store = opened(world.disk)
-    world.keep(retention_bytes=SEGMENT_BYTES)
+    with_a_quiet_topic(world)
 
     def too_many(queue: Queue, position: int) -> int:
         raise TooManyFiles(f"open a file of {queue.key}")
@@ -321,7 +319,7 @@ async def test_space_is_looked_at_while_retention_takes_its_time(
 
     monkeypatch.setattr(world.upkeep, "retain", forever)
     running = asyncio.create_task(world.upkeep.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await retaining.wait()
         await short.wait()
     running.cancel()
@@ -421,22 +419,26 @@ async def test_files_that_cannot_go_hold_nothing_else_up_and_go_later(
     queue.sync()
     world.keep(SEGMENT_BYTES)
 
-    def unlink(path: str) -> None:
-        raise DiskFailed(f"remove {path}: input/output error")
+    def stays(*_: object) -> None:
+        raise DiskFailed("remove a file: input/output error")
+
+    def dropped_files() -> int:
+        """Of one the last entry may be there yet."""
+        begins = map(int, world.disk.listdir(queue._index.directory))
+        return sum(begin < queue.min_offset for begin in begins) - 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(FixedIndex, "_remove", lambda *_: unlink("a file"))
+        patch.setattr(FixedIndex, "_remove", stays)
         await world.passes(RETENTION_INTERVAL_MS)
     assert world.count("upkeep_errors") == 1
-    first, files = queue.min_offset, world.disk.listdir(queue._index.directory)
-    assert first > 0
+    assert queue.min_offset > 0
+    assert dropped_files() > 0
     assert world.store.log.start_position > 0
     world.send(40)
     await world.passes(RETENTION_INTERVAL_MS)
     assert world.count("upkeep_errors") == 1
-    left = world.disk.listdir(queue._index.directory)
-    assert left
-    assert not set(left) & set(files[:first])
+    assert dropped_files() <= 0
+    assert world.disk.listdir(queue._index.directory)
 
 
 async def test_a_purge_that_is_faster_leaves_its_queue_for_the_next_time(
