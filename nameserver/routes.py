@@ -17,6 +17,8 @@ ROUTES_BYTES_MAX = 12 << 20
 _SERVED_BYTES = 24
 # And where it tells which topic of its name it serves.
 _TOPIC_ID_BYTES = 11
+# And which store it has.
+_STORE_ID_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Served:
     readable: bool
     writable: bool
     topic_id: int = 0
+    store_id: int = 0
+    """Whom the address belongs to; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,13 @@ def _served(report: Report | None) -> dict[str, Served]:
         return {}
     return {
         one.topic: Served(
-            report.name, report.address, one.queues, one.readable, one.writable, one.topic_id
+            report.name,
+            report.address,
+            one.queues,
+            one.readable,
+            one.writable,
+            one.topic_id,
+            report.store_id,
         )
         for one in report.topics
     }
@@ -138,5 +148,7 @@ def _route_bytes(report: Report | None) -> int:
     if not isinstance(report, BrokerReport):
         return replicas
     each = len(report.name) + len(report.address) + _SERVED_BYTES
+    if report.store_id:
+        each += _STORE_ID_BYTES
     told = sum(_TOPIC_ID_BYTES for one in report.topics if one.topic_id)
     return replicas + told + sum(len(one.topic) + each for one in report.topics)

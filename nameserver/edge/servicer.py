@@ -213,6 +213,7 @@ class NameserverServicer:
                 readable=one.readable,
                 writable=one.writable,
                 topic_id=one.topic_id,
+                store_id=one.store_id,
             )
             for one in served
         )

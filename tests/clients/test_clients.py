@@ -5,16 +5,22 @@ import os
 import shutil
 import subprocess
 import threading
-from contextlib import suppress
+from concurrent import futures
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from duemq import Admin, Producer, PullConsumer
 from duemq.errors import GroupNotFound
+from duemq.transport import channel
+from duemq.v1 import nameserver_pb2
+from duemq.v1.stubs import NameserverStub
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.certificates import authority, certificate, needs_openssl
 from tests.cluster.harness import until
+from tests.service.playing import play
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -203,6 +209,53 @@ def test_a_generated_consumer_goes_on_in_a_topic_made_anew_with_more_queues_and_
                 watchdog.cancel()
                 program.kill()
     assert sorted(seen) == [*bodies, "old"]
+
+
+class Late:
+    """A nameserver that has all brokers of a topic at one address when it is asked first."""
+
+    def __init__(self, names):
+        self._names, self._asked = names, 0
+
+    def GetRoute(self, request, context):
+        route = self._names.GetRoute(request, timeout=RUN_S_MAX)
+        self._asked += 1
+        if self._asked == 1:
+            for served in route.brokers:
+                served.address = route.brokers[0].address
+        return route
+
+
+@contextmanager
+def late_nameserver(cluster):
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
+    with channel.connect_blocking(cluster.nameserver, None) as connection:
+        play(Late(NameserverStub(connection)), server, nameserver_pb2.DESCRIPTOR)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(grace=None).wait()
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_takes_no_broker_for_another(language, cluster, stubs):
+    command = command_of(language, CONSUMERS)
+    topic = group = f"address-{language}"
+    bodies = sorted(f"at-{number}" for number in range(10))
+    with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
+        admin.create_topic(topic, queues=1)
+        sent = [producer.send(topic, body.encode(), ordering_key=body) for body in bodies]
+    assert {each.broker for each in sent} == set(cluster.names("broker"))
+    with late_nameserver(cluster) as nameserver:
+        place = (nameserver, group, topic, str(len(bodies)))
+        done = run(command, *place, PYTHONPATH=str(stubs))
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(line)["body"] for line in done.stdout.splitlines()) == bodies
+    assert "store_id: this broker has" in done.stderr  # it was refused, and asked again
 
 
 @pytest.mark.toolchain

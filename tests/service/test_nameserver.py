@@ -168,6 +168,19 @@ async def test_the_cluster_lists_brokers_timers_and_routes(nameserver, stub):
     assert [one.topic for one in cluster.routes] == ["t"]
 
 
+async def test_a_route_tells_whose_an_address_is(stub):
+    await stub.Register(register(broker("a")))
+    await stub.Register(register(broker("b", topics=["u"])))
+    told = (
+        [await stub.GetRoute(pb.GetRouteRequest(topic=topic)) for topic in "tu"],
+        (await stub.GetCluster(pb.GetClusterRequest())).routes,
+        (await stub.WatchRoutes(pb.WatchRoutesRequest()).read()).routes,
+    )
+    for routes in told:
+        ids = {one.broker: one.store_id for route in routes for one in route.brokers}
+        assert ids == {"a": 7, "b": crc32(b"b")}
+
+
 async def test_an_older_report_is_not_accepted(stub):
     await stub.Register(register(broker(topics=["t"]), counter=2))
     assert not (await stub.Register(register(broker(topics=[]), counter=1))).accepted

@@ -185,20 +185,22 @@ class GetRouteRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class BrokerQueues(_message.Message):
-    __slots__ = ("broker", "address", "queues", "readable", "writable", "topic_id")
+    __slots__ = ("broker", "address", "queues", "readable", "writable", "topic_id", "store_id")
     BROKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     READABLE_FIELD_NUMBER: _ClassVar[int]
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
     broker: str
     address: str
     queues: int
     readable: bool
     writable: bool
     topic_id: int
-    def __init__(self, broker: _Optional[str] = ..., address: _Optional[str] = ..., queues: _Optional[int] = ..., readable: bool = ..., writable: bool = ..., topic_id: _Optional[int] = ...) -> None: ...
+    store_id: int
+    def __init__(self, broker: _Optional[str] = ..., address: _Optional[str] = ..., queues: _Optional[int] = ..., readable: bool = ..., writable: bool = ..., topic_id: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
 
 class TopicRoute(_message.Message):
     __slots__ = ("topic", "brokers")

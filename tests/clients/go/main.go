@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"strconv"
 	"time"
 
 	pb "clienttest/duemqv1"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -69,7 +71,12 @@ func main() {
 	instance := cluster.Brokers[0]
 	conn := dial(instance.Address)
 	broker := pb.NewBrokerClient(conn)
-	description, err := pb.NewBrokerAdminClient(conn).CreateTopic(ctx, &pb.CreateTopicRequest{
+	// Whom calls are for: another broker that has the address by now refuses them.
+	meant := func(storeID uint64) context.Context {
+		return metadata.AppendToOutgoingContext(ctx, "duemq-store-id", strconv.FormatUint(storeID, 10))
+	}
+	at := meant(instance.StoreId)
+	description, err := pb.NewBrokerAdminClient(conn).CreateTopic(at, &pb.CreateTopicRequest{
 		Topic: &pb.TopicConfig{Name: topic, Queues: 2}, IfMissing: true})
 	check(err)
 	queues := description.Topic.Queues
@@ -78,9 +85,11 @@ func main() {
 	producer := rand.Uint64() >> 1
 	batch := &pb.Batch{Topic: topic, QueueId: 0, ProducerId: producer, Records: &pb.RecordBatch{Records: []*pb.Record{
 		record("go-1", "one", "a"), record("go-2", "two", "b"), record("go-3", "three", "a")}}}
-	first, err := broker.Send(ctx, &pb.SendRequest{Batches: []*pb.Batch{batch}})
+	_, err = broker.Send(meant(instance.StoreId+1), &pb.SendRequest{Batches: []*pb.Batch{batch}})
+	require(status.Code(err) == codes.Unavailable, "a batch for another broker to be refused")
+	first, err := broker.Send(at, &pb.SendRequest{Batches: []*pb.Batch{batch}})
 	check(err)
-	again, err := broker.Send(ctx, &pb.SendRequest{Batches: []*pb.Batch{batch}})
+	again, err := broker.Send(at, &pb.SendRequest{Batches: []*pb.Batch{batch}})
 	check(err)
 	require(!first.Results[0].Duplicate && again.Results[0].Duplicate, "the repeated batch to be a duplicate")
 	require(first.Results[0].BaseOffset == again.Results[0].BaseOffset, "one offset for both")
@@ -90,7 +99,7 @@ func main() {
 		return &pb.Batch{Topic: topic, QueueId: -1, ProducerId: producer, Sequence: sequence, DelaysMs: []int64{delay},
 			Records: &pb.RecordBatch{Records: []*pb.Record{record(id, "later", "d")}}}
 	}
-	timed, err := broker.Send(ctx, &pb.SendRequest{Batches: []*pb.Batch{delayed("go-4", 0, 200), delayed("go-5", 1, 3600000)}})
+	timed, err := broker.Send(at, &pb.SendRequest{Batches: []*pb.Batch{delayed("go-4", 0, 200), delayed("go-5", 1, 3600000)}})
 	check(err)
 	far := timed.Results[1]
 	handle := &pb.TimerHandle{StoreId: timed.StoreId, QueueId: far.QueueId, Offset: far.BaseOffset, DueMs: far.DueMs[0]}
@@ -116,7 +125,7 @@ func main() {
 			for q := range queues {
 				request.Queues = append(request.Queues, &pb.QueuePull{Topic: topic, QueueId: q, Offset: offsets[q], Filter: filter})
 			}
-			response, err := broker.Pull(ctx, request)
+			response, err := broker.Pull(at, request)
 			check(err)
 			for _, q := range response.Queues {
 				require(q.Error == nil, "no error in the pull")
@@ -136,7 +145,7 @@ func main() {
 
 	// A refusal says what is wrong.
 	var trailer metadata.MD
-	_, err = broker.Send(ctx, &pb.SendRequest{Batches: []*pb.Batch{{Topic: topic, QueueId: 99,
+	_, err = broker.Send(at, &pb.SendRequest{Batches: []*pb.Batch{{Topic: topic, QueueId: 99,
 		Records: &pb.RecordBatch{Records: []*pb.Record{record("go-6", "x", "")}}}}}, grpc.Trailer(&trailer))
 	require(err != nil, "queue 99 to be refused")
 	refusal := &pb.Error{}

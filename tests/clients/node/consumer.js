@@ -20,18 +20,21 @@ const OPTIONS = { "grpc.max_receive_message_length": 16 << 20 }; // a pull answe
 // The topic was deleted, and perhaps made anew: what is known of its queues is over.
 const GONE = new Set(["TOPIC_NOT_FOUND", "TOPIC_REPLACED"]);
 
-// 64-bit values come as strings: ids of topics use all 64.  Offsets stay below 2^53, which numbers hold exactly.
+// 64-bit values come as strings: ids of topics and stores use all 64.  Offsets stay below 2^53, which numbers hold exactly.
 const definition = loader.loadSync(["duemq/v1/nameserver.proto", "duemq/v1/broker.proto", "duemq/v1/error.proto"], {
   includeDirs: [fileURLToPath(new URL("../../../protos", import.meta.url))],
   longs: String, enums: String, defaults: true, keepCase: false,
 });
 const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 
-function client(Service, address) {
+// `storeId`: whom the address belongs to, as the route tells; another broker that has it by now refuses every call.
+function client(Service, address, storeId = "0") {
   const stub = new Service(address, grpc.credentials.createInsecure(), OPTIONS);
+  const metadata = new grpc.Metadata();
+  if (storeId !== "0") metadata.set("duemq-store-id", storeId);
   const call = (method, request) => new Promise((resolve, reject) => {
     const options = { deadline: Date.now() + TIMEOUT_MS };
-    stub[method](request, new grpc.Metadata(), options, (error, answer) => (error ? reject(error) : resolve(answer)));
+    stub[method](request, metadata, options, (error, answer) => (error ? reject(error) : resolve(answer)));
   });
   return { call, close: () => stub.close() };
 }
@@ -83,10 +86,10 @@ class BrokerLoop {
   async follow(route) {
     const wanted = JSON.stringify(route);
     if (wanted === this.followed) return;
-    if (route.address !== this.address) {
+    if (route.address !== this.address || route.storeId !== this.storeId) {
       this.broker?.close();
-      this.broker = client(v1.Broker, route.address);
-      this.address = route.address;
+      this.broker = client(v1.Broker, route.address, route.storeId);
+      Object.assign(this, { address: route.address, storeId: route.storeId });
     }
     await this.assign();
     this.followed = wanted;

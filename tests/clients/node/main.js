@@ -18,26 +18,32 @@ const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 const [ca, key, cert] = ["CA", "KEY", "CERT"].map((n) => process.env[`DUEMQ_TLS_${n}`]).map((f) => f && readFileSync(f));
 const credentials = ca ? grpc.credentials.createSsl(ca, key, cert) : grpc.credentials.createInsecure();
 
-function client(Service, address) {
+// `storeId`: whom the calls are for; another broker that has the address by now refuses them.
+function client(Service, address, storeId) {
   const stub = new Service(address, credentials);
+  const metadata = new grpc.Metadata();
+  if (storeId) metadata.set("duemq-store-id", storeId);
   return (method, request) => new Promise((resolve, reject) => {
     const deadline = Date.now() + 30_000;
-    stub[method](request, new grpc.Metadata(), { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));
+    stub[method](request, metadata, { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));
   });
 }
 
 const record = (messageId, body, tag) => ({ messageId, body: Buffer.from(body), key: messageId, tag, bornMs: Date.now() });
 
 const cluster = await client(v1.Nameserver, nameserver)("getCluster", {});
-const address = cluster.brokers[0].address;
-const broker = client(v1.Broker, address);
-const description = await client(v1.BrokerAdmin, address)("createTopic", { topic: { name: topic, queues: 2 }, ifMissing: true });
+const { address, storeId } = cluster.brokers[0];
+const broker = client(v1.Broker, address, storeId);
+const description = await client(v1.BrokerAdmin, address, storeId)("createTopic", { topic: { name: topic, queues: 2 }, ifMissing: true });
 const queues = description.topic.queues;
 
 // A batch, and again as after a lost answer: stored once.
 const producerId = randomInt(2 ** 47);
 const batch = { topic, queueId: 0, producerId, records: { records: [
   record("node-1", "one", "a"), record("node-2", "two", "b"), record("node-3", "three", "a")] } };
+const other = client(v1.Broker, address, String(BigInt(storeId) ^ 1n));
+const elsewhere = await other("send", { batches: [batch] }).then(() => assert.fail("it is for another broker"), (e) => e);
+assert.equal(elsewhere.code, grpc.status.UNAVAILABLE);
 const first = await broker("send", { batches: [batch] });
 const again = await broker("send", { batches: [batch] });
 assert(!first.results[0].duplicate && again.results[0].duplicate);

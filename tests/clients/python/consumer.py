@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from duemq.v1 import broker_pb2, error_pb2, message_pb2, nameserver_pb2
 from duemq.v1.broker_pb2_grpc import BrokerStub
@@ -71,6 +73,7 @@ class BrokerLoop(threading.Thread):
         self.retries = f"%RETRY%{group}"
         self.followed: nameserver_pb2.BrokerQueues | None = None  # None: look for queues
         self.address, self.channel = "", None
+        self.meant: tuple[tuple[str, str], ...] = ()  # said with each call: whom it is for
         self.positions: dict[tuple[str, int], Position] = {}
 
     def run(self) -> None:
@@ -87,9 +90,14 @@ class BrokerLoop(threading.Thread):
                 time.sleep(BACKOFF_S)
 
     def follow(self, route: nameserver_pb2.BrokerQueues) -> None:
-        """Does what is new in a route: an address where another replica leads, more queues."""
+        """Does what is new in a route: an address where another replica leads, more queues.
+
+        Another broker that has the address by now refuses every call, and the next route tells
+        where this one is.
+        """
         if route == self.followed:
             return
+        self.meant = (("duemq-store-id", str(route.store_id)),) if route.store_id else ()
         if route.address != self.address:
             if self.channel is not None:
                 self.channel.close()
@@ -98,13 +106,16 @@ class BrokerLoop(threading.Thread):
         self.assign()
         self.followed = route
 
+    def call(self, method: grpc.UnaryUnaryMultiCallable, request: Message) -> Any:
+        return method(request, timeout=TIMEOUT_S, metadata=self.meant)
+
     def assign(self) -> None:
         """Begins in queues that are new: where the group has committed, or at the beginning."""
         request = broker_pb2.GetOffsetsRequest(group=self.group, topic=self.topic)
-        for found in self.broker.GetOffsets(request, timeout=TIMEOUT_S).queues:
+        for found in self.call(self.broker.GetOffsets, request).queues:
             self.begin(found, earliest=self.earliest)
         request = broker_pb2.GetOffsetsRequest(group=self.group)
-        for found in self.broker.GetOffsets(request, timeout=TIMEOUT_S).queues:
+        for found in self.call(self.broker.GetOffsets, request).queues:
             # This broker's queue of %RETRY% is there once a message was sent back.
             if found.topic == self.retries:
                 self.begin(found)
@@ -127,7 +138,7 @@ class BrokerLoop(threading.Thread):
             request.queues.add(
                 topic=at.topic, queue_id=at.queue_id, offset=at.next, topic_id=at.topic_id
             )
-        for pulled in self.broker.Pull(request, timeout=TIMEOUT_S).queues:
+        for pulled in self.call(self.broker.Pull, request).queues:
             at = self.positions[pulled.topic, pulled.queue_id]
             try:
                 if pulled.HasField("error"):  # one queue's: the others are fine
@@ -168,7 +179,7 @@ class BrokerLoop(threading.Thread):
             delay_ms=RETRY_DELAY_MS,
         )
         while True:
-            (result,) = self.broker.SendBack(request, timeout=TIMEOUT_S).results
+            (result,) = self.call(self.broker.SendBack, request).results
             if not result.HasField("error"):
                 break
             again(f"{at.topic}/{at.queue_id} at {offset} was not taken back", result.error)
@@ -182,7 +193,7 @@ class BrokerLoop(threading.Thread):
             topic=at.topic, queue_id=at.queue_id, topic_id=at.topic_id, offset=at.next
         )
         while True:
-            (result,) = self.broker.CommitOffsets(request, timeout=TIMEOUT_S).queues
+            (result,) = self.call(self.broker.CommitOffsets, request).queues
             if not result.HasField("error"):
                 return
             again(f"{at.topic}/{at.queue_id} was not committed", result.error)

@@ -33,8 +33,8 @@ def test_a_route_is_the_brokers_that_report_the_topic_sorted_by_name(registry):
     registry.register(OLD, broker("b"), 0)
     registry.register(OLD, broker("a", queues=2), 0)
     assert registry.route("t") == (
-        Served("a", "a:1", 2, True, True),
-        Served("b", "b:1", 4, True, True),
+        Served("a", "a:1", 2, True, True, store_id=7),
+        Served("b", "b:1", 4, True, True, store_id=crc32(b"b")),
     )
     assert [one.report.name for one in registry.brokers] == ["a", "b"]
 
@@ -507,6 +507,22 @@ def test_replicas_count_among_the_bytes_of_the_routes():
         registry.register(OLD, TimerReport("t", "t:1", replicas=(ReplicaReport("a" * 400, 1),)), 0)
     registry.deregister(BrokerReport, "a", OLD, 0)
     assert registry.register(OLD, TimerReport("t", "t:1", replicas=(ReplicaReport("a", 1),)), 0)
+
+
+def test_a_store_that_is_told_now_is_a_change_of_the_route(registry):
+    registry.register(OLD, stored(0), 0)
+    revision = registry.revision
+    registry.register(NEXT_LIFE, stored(2), 0)
+    assert registry.changes_since(revision).topics == ("t",)
+    assert [served.store_id for served in registry.route("t")] == [2]
+
+
+def test_store_ids_count_among_the_bytes_of_the_routes():
+    registry = Registry(ready_at_ms=0, routes_bytes_max=10 * len("aa:1t") + 240)
+    topics = [f"{number}" for number in range(10)]
+    assert registry.register(OLD, stored(0, topics=topics), 0)
+    with pytest.raises(Overloaded):
+        registry.register(NEW, stored(1, topics=topics), 0)
 
 
 def test_a_lost_broker_is_remembered_with_its_replicas(registry):

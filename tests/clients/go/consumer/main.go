@@ -22,6 +22,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
@@ -73,6 +74,7 @@ type brokerLoop struct {
 
 	followed  *pb.BrokerQueues // nil: look for queues
 	address   string
+	storeID   uint64 // of the broker: whom calls are for
 	conn      *grpc.ClientConn
 	broker    pb.BrokerClient
 	positions map[queue]*position
@@ -110,6 +112,7 @@ func (l *brokerLoop) follow(route *pb.BrokerQueues) error {
 		l.conn = dial(route.Address)
 		l.address, l.broker = route.Address, pb.NewBrokerClient(l.conn)
 	}
+	l.storeID = route.StoreId
 	if err := l.assign(); err != nil {
 		return err
 	}
@@ -117,9 +120,19 @@ func (l *brokerLoop) follow(route *pb.BrokerQueues) error {
 	return nil
 }
 
+// context is that of a call: it ends in time, and says whom it is for.  Another broker that has the address by now
+// refuses it, and the next route tells where this one is.
+func (l *brokerLoop) context() (context.Context, context.CancelFunc) {
+	ctx := context.Background()
+	if l.storeID != 0 { // else of an older release
+		ctx = metadata.AppendToOutgoingContext(ctx, "duemq-store-id", strconv.FormatUint(l.storeID, 10))
+	}
+	return context.WithTimeout(ctx, callTimeout)
+}
+
 // assign begins in queues that are new: where the group has committed, or at the beginning.
 func (l *brokerLoop) assign() error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := l.context()
 	defer cancel()
 	ours, err := l.broker.GetOffsets(ctx, &pb.GetOffsetsRequest{Group: l.group, Topic: l.topic})
 	if err != nil {
@@ -160,7 +173,7 @@ func (l *brokerLoop) retries() queue { return queue{"%RETRY%" + l.group, 0} }
 
 // pull is one long poll, and what it brought: processed, then committed.
 func (l *brokerLoop) pull() error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := l.context()
 	defer cancel()
 	request := &pb.PullRequest{Group: l.group, WaitMs: waitMs}
 	for q, at := range l.positions {
@@ -231,7 +244,7 @@ func (l *brokerLoop) sendBack(q queue, offset int64, failure error) error {
 	request := &pb.SendBackRequest{Group: l.group, Messages: []*pb.FailedMessage{{
 		Topic: q.topic, QueueId: q.id, TopicId: l.positions[q].topicID, Offset: offset,
 		Error: failure.Error(), DelayMs: proto.Int64(retryDelayMs)}}}
-	err := repeat(fmt.Sprintf("%v at %d was not taken back", q, offset), func(ctx context.Context) (*pb.Error, error) {
+	err := l.repeat(fmt.Sprintf("%v at %d was not taken back", q, offset), func(ctx context.Context) (*pb.Error, error) {
 		answer, err := l.broker.SendBack(ctx, request)
 		if err != nil {
 			return nil, err
@@ -248,7 +261,7 @@ func (l *brokerLoop) sendBack(q queue, offset int64, failure error) error {
 func (l *brokerLoop) commit(q queue) error {
 	request := &pb.CommitOffsetsRequest{Group: l.group, Commits: []*pb.OffsetCommit{{
 		Topic: q.topic, QueueId: q.id, TopicId: l.positions[q].topicID, Offset: l.positions[q].next}}}
-	return repeat(fmt.Sprintf("%v was not committed", q), func(ctx context.Context) (*pb.Error, error) {
+	return l.repeat(fmt.Sprintf("%v was not committed", q), func(ctx context.Context) (*pb.Error, error) {
 		answer, err := l.broker.CommitOffsets(ctx, request)
 		if err != nil {
 			return nil, err
@@ -258,9 +271,9 @@ func (l *brokerLoop) commit(q queue) error {
 }
 
 // repeat calls until what is asked for is done, or refused for good, or the call as a whole fails.
-func repeat(what string, call func(context.Context) (*pb.Error, error)) error {
+func (l *brokerLoop) repeat(what string, call func(context.Context) (*pb.Error, error)) error {
 	for {
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		ctx, cancel := l.context()
 		refusal, err := call(ctx)
 		cancel()
 		if err != nil || refusal == nil {

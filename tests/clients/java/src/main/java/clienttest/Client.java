@@ -4,12 +4,15 @@ import duemq.v1.*;
 import duemq.v1.Record;
 import com.google.protobuf.ByteString;
 import io.grpc.ChannelCredentials;
+import io.grpc.ClientInterceptor;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
+import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
+import io.grpc.stub.MetadataUtils;
 import java.io.File;
 import java.io.IOException;
 import java.util.ArrayList;
@@ -24,6 +27,8 @@ public final class Client {
     private static final List<ManagedChannel> CHANNELS = new ArrayList<>();
     private static final Metadata.Key<byte[]> REFUSAL =
             Metadata.Key.of("duemq-error-bin", Metadata.BINARY_BYTE_MARSHALLER);
+    private static final Metadata.Key<String> STORE_ID =
+            Metadata.Key.of("duemq-store-id", Metadata.ASCII_STRING_MARSHALLER);
 
     /** Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for. */
     private static ChannelCredentials credentials() throws IOException {
@@ -39,6 +44,13 @@ public final class Client {
         ManagedChannel channel = Grpc.newChannelBuilder(address, credentials()).build();
         CHANNELS.add(channel);
         return channel;
+    }
+
+    /** Calls say whom they are for: another broker that has the address by now refuses them. */
+    private static ClientInterceptor meant(long storeId) {
+        Metadata metadata = new Metadata();
+        metadata.put(STORE_ID, Long.toUnsignedString(storeId));
+        return MetadataUtils.newAttachHeadersInterceptor(metadata);
     }
 
     private static void require(boolean condition, String what) {
@@ -73,8 +85,11 @@ public final class Client {
         Cluster cluster = NameserverGrpc.newBlockingStub(dial(args[0])).withDeadlineAfter(30, TimeUnit.SECONDS)
                 .getCluster(GetClusterRequest.getDefaultInstance());
         ManagedChannel channel = dial(cluster.getBrokers(0).getAddress());
-        var broker = BrokerGrpc.newBlockingStub(channel).withDeadlineAfter(30, TimeUnit.SECONDS);
+        long storeId = cluster.getBrokers(0).getStoreId();
+        var anyone = BrokerGrpc.newBlockingStub(channel).withDeadlineAfter(30, TimeUnit.SECONDS);
+        var broker = anyone.withInterceptors(meant(storeId));
         int queues = BrokerAdminGrpc.newBlockingStub(channel).withDeadlineAfter(30, TimeUnit.SECONDS)
+                .withInterceptors(meant(storeId))
                 .createTopic(CreateTopicRequest.newBuilder().setIfMissing(true)
                         .setTopic(TopicConfig.newBuilder().setName(topic).setQueues(2)).build())
                 .getTopic().getQueues();
@@ -85,6 +100,12 @@ public final class Client {
                 .setRecords(RecordBatch.newBuilder().addRecords(record("java-1", "one", "a"))
                         .addRecords(record("java-2", "two", "b")).addRecords(record("java-3", "three", "a"))).build();
         SendRequest send = SendRequest.newBuilder().addBatches(batch).build();
+        try {
+            anyone.withInterceptors(meant(storeId ^ 1)).send(send);
+            throw new AssertionError("a batch for another broker is to be refused");
+        } catch (StatusRuntimeException e) {
+            require(e.getStatus().getCode() == Status.Code.UNAVAILABLE, "UNAVAILABLE");
+        }
         BatchResult first = broker.send(send).getResults(0);
         BatchResult again = broker.send(send).getResults(0);
         require(!first.getDuplicate() && again.getDuplicate(), "the repeated batch to be a duplicate");

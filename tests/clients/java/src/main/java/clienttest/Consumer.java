@@ -5,7 +5,9 @@ import duemq.v1.Error;
 import duemq.v1.Record;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
+import io.grpc.Metadata;
 import io.grpc.StatusRuntimeException;
+import io.grpc.stub.MetadataUtils;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Map;
@@ -30,6 +32,8 @@ public final class Consumer implements Runnable {
     private static final long RETRY_DELAY_MS = 1_000;
     private static final long BACKOFF_MS = 500;
     private static final int ANSWER_BYTES = 16 << 20; // a pull answers up to 8 MiB
+    private static final Metadata.Key<String> STORE_ID =
+            Metadata.Key.of("duemq-store-id", Metadata.ASCII_STRING_MARSHALLER);
 
     /** The application: throws when it cannot do with a message. */
     private static void process(Record record) {
@@ -74,6 +78,7 @@ public final class Consumer implements Runnable {
     private BrokerQueues followed; // null: look for queues
     private ManagedChannel channel;
     private String address = "";
+    private Metadata meant = new Metadata();
 
     /** Consumes all queues that one broker has of the topic: one long poll for all of them. */
     private Consumer(BrokerQueues route, String group, String topic, boolean earliest, Countdown done) {
@@ -102,8 +107,10 @@ public final class Consumer implements Runnable {
         }
     }
 
+    /** Its calls say whom they are for: another broker that has the address by now refuses them. */
     private BrokerGrpc.BrokerBlockingStub broker() {
-        return BrokerGrpc.newBlockingStub(channel).withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+        return BrokerGrpc.newBlockingStub(channel).withDeadlineAfter(TIMEOUT_MS, TimeUnit.MILLISECONDS)
+                .withInterceptors(MetadataUtils.newAttachHeadersInterceptor(meant));
     }
 
     /** Does what is new in a route: an address where another replica leads, more queues. */
@@ -114,6 +121,8 @@ public final class Consumer implements Runnable {
             channel = dial(route.getAddress());
             address = route.getAddress();
         }
+        meant = new Metadata();
+        if (route.getStoreId() != 0) meant.put(STORE_ID, Long.toUnsignedString(route.getStoreId())); // else an older release
         assign();
         followed = route;
     }
