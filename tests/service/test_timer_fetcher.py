@@ -40,6 +40,8 @@ class Played:
         self._first_due_ms = LATER
         self.asked: list[int] = []
         """The `linger_ms` of each fetch."""
+        self.meant: set[object] = set()
+        """Metadata of the calls."""
         self.failed: list[BaseException] = []
         self.all_asked = asyncio.Event()
         self.directory = self.scheduler = self.numbers = self.log_loop = self.log = self
@@ -50,12 +52,14 @@ class Played:
         """It has taken nothing over."""
 
     async def GetOffsets(self, request: object, **options: object) -> broker_pb2.GetOffsetsResponse:
+        self.meant.add(options["metadata"])
         return broker_pb2.GetOffsetsResponse()
 
     async def FetchFrames(
         self, request: broker_pb2.FetchFramesRequest, **options: object
     ) -> broker_pb2.FetchFramesResponse:
         self.asked.append(request.linger_ms)
+        self.meant.add(options["metadata"])
         if not self._answers:
             self.all_asked.set()
             await asyncio.Event().wait()
@@ -103,6 +107,8 @@ async def fetched(*answers: Came) -> list[int]:
     fetcher = timer_fetcher.TimerFetcher(played, "b0", lambda: played, SOURCE, 0, lambda: None)
     await played.all_asked.wait()
     await fetcher.stop()
+    # Another broker that has the address by now is not asked where to begin.
+    assert played.meant == {(("duemq-store-id", str(SOURCE.store_id)),)}
     return list(played.asked)
 
 

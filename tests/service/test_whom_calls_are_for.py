@@ -12,15 +12,17 @@ from google.protobuf.message_factory import GetMessageClass
 from duemq import aio
 from duemq.errors import InvalidArgument, Unavailable
 from duemq.protocol.route import STORE_ID, RouteCache
-from duemq.transport import status
+from duemq.transport import channel, status
 from duemq.transport.cluster_client import Client
 from duemq.v1 import admin_pb2, broker_pb2
 from duemq_analytics.options import Options
 from duemq_analytics.source import plan
 from duemq_analytics.source.client import QueueClient
 from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
+from duemq_server.timer_service.edge.fire_stream import FireStream
 from tests.service.running_broker import batch, running_broker, topic_name
 from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
+from tests.service.test_timer_service import TOPIC, bodies_of, delivered, running_shard, send
 
 GROUP = "g"
 PULL = broker_pb2.PullRequest(request_id=1, queues=[broker_pb2.QueuePull(topic="t")])
@@ -175,6 +177,28 @@ async def test_a_reader_hears_nothing_of_another_broker(cluster, refused, monkey
         *[("b0", b"b0")] * 3,
         *[("b1", b"b1")] * 3,
     ]
+
+
+async def test_a_timer_service_leaves_nothing_at_another_broker(
+    cluster, refused, monkeypatch, tmp_path
+) -> None:
+    """Which has the address since the shard asked who is there."""
+    await cluster.create_topic(TOPIC, queues=2)
+    streamed = FireStream._stream
+
+    async def to_b1(self, connection):
+        async with channel.connect(cluster.brokers["b1"].server.address) as b1:
+            await streamed(self, b1 if self.broker == "b0" else connection)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FireStream, "_stream", to_b1)
+        async with running_shard(cluster, tmp_path) as shard:
+            await send(cluster, [b"for b0"], [0], queue_id=0)
+            await until(lambda: bool(refused or ends(cluster, TOPIC)["b1"]))
+            patch.undo()
+            await shard.until(lambda stats: stats.fired == 1 and not stats.in_flight)
+    assert bodies_of(await delivered(cluster)) == [b"for b0"]
+    assert ends(cluster, TOPIC) == {"b0": 1, "b1": 0}
 
 
 async def test_a_reader_of_ranges_takes_no_broker_for_another(cluster, refused, monkeypatch):

@@ -239,7 +239,7 @@ class BrokerLink:
         if self._fires is None:
             name, address = self.broker.name, self.broker.address
             at = self._shard, name, address, self.clock, self._tls
-            self._fires = FireStream(*at, self._check)
+            self._fires = FireStream(*at, self._check, self.broker.meant)
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None

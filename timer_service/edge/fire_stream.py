@@ -60,10 +60,13 @@ class FireStream:
         clock: BrokerClock,
         tls: Tls | None = None,
         check: Callable[[grpc.aio.Channel], Awaitable[object]] | None = None,
+        meant: tuple[tuple[str, str], ...] = (),
     ) -> None:
         """`check` raises DuemqErrors unless that broker is at the other end of a connection.
 
         Another one that has its address would store what is sent, and this one get it as well.
+        `meant` says to one that has it since the check whom the stream is for; a broker of an older
+        release takes no notice.
         """
         self.broker = broker
         self.address = address
@@ -71,6 +74,7 @@ class FireStream:
         self._clock = clock
         self._tls = tls
         self._check = check
+        self._meant = meant
         self._more = asyncio.Event()
         self._requests: deque[_Request] = deque()
         self._next_id = 0
@@ -116,7 +120,7 @@ class FireStream:
             _METHOD,
             request_serializer=view_pb2.SendRequestView.SerializeToString,
             response_deserializer=view_pb2.SendResponseView.FromString,
-        )()
+        )(metadata=self._meant)
         self._requests.clear()
         self._shard.connected(self.broker, self)
         reader = asyncio.create_task(self._read(call), name=f"answers {self.broker}")

@@ -28,6 +28,7 @@ from duemq.errors import (
     Unavailable,
 )
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
+from duemq.protocol.route import Broker
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, stubs
@@ -89,6 +90,7 @@ class TimerFetcher:
         self._linger_ms = 0
         self._shard = shard
         self._broker = broker
+        self._meant = Broker(broker, "", store_id=source.store_id).meant
         self._stub = stub
         self._on_refused = on_refused
         self._task = process.lasting(
@@ -146,7 +148,8 @@ class TimerFetcher:
         """What the broker has of the queue, and the offset that was committed there."""
         request = broker_pb2.GetOffsetsRequest(group=TIMER_GROUP, topic=TIMER_TOPIC)
         answer = await status.answer(
-            self._stub().GetOffsets(request, timeout=CALL_TIMEOUT_S), self._broker
+            self._stub().GetOffsets(request, timeout=CALL_TIMEOUT_S, metadata=self._meant),
+            self._broker,
         )
         found = (each for each in answer.queues if each.queue_id == self.source.queue_id)
         return next(found, None)
@@ -199,7 +202,7 @@ class TimerFetcher:
         )
         timeout_s = FETCH_WAIT_MS / 1000 + CALL_MARGIN_S
         asked_s = time.monotonic()
-        call = self._stub().FetchFrames(request, timeout=timeout_s)
+        call = self._stub().FetchFrames(request, timeout=timeout_s, metadata=self._meant)
         answer = await status.answer(call, self._broker)
         if answer.store_id != self.source.store_id:
             raise Unavailable(f"{self._broker} has another store now, {answer.store_id:016x}")

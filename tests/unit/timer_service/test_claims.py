@@ -243,12 +243,14 @@ def test_who_is_at_the_address_is_asked_of_each_connection_that_is_sent_on(
         async def main() -> None:
             links.keep_time, links.learn = lambda: None, learn  # type: ignore[attr-defined]
             link = Link(links)
+            link.broker = Broker("b", "127.0.0.1:1", store_id=9)
             link._ask = ask  # type: ignore[assignment, method-assign]
             fetcher: Any = SimpleNamespace(claims=0)
             link._queues, link.fetchers = [0], {0: fetcher}
             await BrokerLink._claim(link)
             assert fetcher.claims == 1
-            [(*_, check)] = streams
+            [(*_, check, meant)] = streams
+            assert meant == (("duemq-store-id", "9"),)
             await check("a connection")
             assert asked == [([0],), ([0], "a connection", CHECK_TIMEOUT_S)]
             link.end()
@@ -280,8 +282,8 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
                 directory=SimpleNamespace(producer_id=1),
             )
             stub: Any = SimpleNamespace(
-                FetchFrames=lambda request, timeout: out_of_range(request),
-                GetOffsets=lambda request, timeout: ends_at_3(),
+                FetchFrames=lambda request, **_: out_of_range(request),
+                GetOffsets=lambda request, **_: ends_at_3(),
             )
             answers = asyncio.Event()
 
@@ -299,21 +301,21 @@ def test_a_queue_that_ends_sooner_than_was_taken_over_is_claimed_and_ends_if_it_
             assert claimed.is_set()
             [problem] = BrokerLinks._waits(links)
             assert problem == "queue 0 of broker b stands still: offset: 7 is not kept: 0 to 3 are"
-            stub.FetchFrames = lambda request, timeout: nothing_new()
+            stub.FetchFrames = lambda request, **_: nothing_new()
             await loop.silence(2 * RETRY_S_MAX)
             assert not fetcher.problem
             assert fetcher.doubted is None
-            stub.FetchFrames = lambda request, timeout: out_of_range(request)
+            stub.FetchFrames = lambda request, **_: out_of_range(request)
             await loop.silence(FETCH_WAIT_MS / 1_000 + MINUTE_S)
             assert fetcher.problem
             assert not fetcher.put_back  # it has not heard yet what was taken over, or is another
             answers.set()
-            stub.FetchFrames = lambda request, timeout: away()
+            stub.FetchFrames = lambda request, **_: away()
             await loop.silence(MINUTE_S)
             fetcher.claims += 1  # before it was put back
             await loop.silence(RETRY_S_MAX)
             answers.clear()
-            stub.FetchFrames = lambda request, timeout: out_of_range(request)
+            stub.FetchFrames = lambda request, **_: out_of_range(request)
             await loop.silence(MINUTE_S)
             assert not fetcher.put_back
             answers.set()
@@ -347,8 +349,8 @@ def test_what_another_broker_keeps_at_the_address_is_passed_over_by_nobody() -> 
                 directory=SimpleNamespace(producer_id=1),
             )
             stub: Any = SimpleNamespace(
-                FetchFrames=lambda request, timeout: out_of_range(request),
-                GetOffsets=lambda request, timeout: keeps(),
+                FetchFrames=lambda request, **_: out_of_range(request),
+                GetOffsets=lambda request, **_: keeps(),
             )
             fetcher = TimerFetcher(shard, "b", lambda: stub, source.id, 0, lambda: None)
             await loop.silence(MINUTE_S)
@@ -376,7 +378,7 @@ def test_a_frame_whose_first_messages_have_offsets_of_others_ends_a_queue() -> N
                 scheduler=SimpleNamespace(numbers=SimpleNamespace(source=lambda _: source)),
                 directory=SimpleNamespace(producer_id=1),
             )
-            stub: Any = SimpleNamespace(FetchFrames=lambda request, timeout: inside(request))
+            stub: Any = SimpleNamespace(FetchFrames=lambda request, **_: inside(request))
 
             def claim() -> None:
                 fetcher.claims += 1
