@@ -7,10 +7,12 @@ SDK: what audits them must not be them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from duemq.administering.asking import refuse_missing
 from duemq.errors import MissingBroker
 from duemq.message import Message, Origin
+from duemq.protocol.route import Broker
 from duemq.transport import status
 from duemq.transport.blocking_client import BlockingClient
 from duemq.v1 import broker_pb2, nameserver_pb2
@@ -28,8 +30,9 @@ def read_topic(nameserver: str, topic: str) -> Iterator[Message]:
     """
     with BlockingClient(nameserver, RPC_TIMEOUT_S) as client:
         for part in _route(client, topic).brokers:
+            broker = Broker(part.broker, part.address, store_id=part.store_id)
             for queue in range(part.queues):
-                yield from _read_queue(client, part.address, Origin(topic, part.broker, queue))
+                yield from _read_queue(client, broker, Origin(topic, part.broker, queue))
 
 
 def _route(client: BlockingClient, topic: str) -> nameserver_pb2.TopicRoute:
@@ -49,7 +52,7 @@ def _route(client: BlockingClient, topic: str) -> nameserver_pb2.TopicRoute:
     )
 
 
-def _read_queue(client: BlockingClient, address: str, origin: Origin) -> Iterator[Message]:
+def _read_queue(client: BlockingClient, broker: Broker, origin: Origin) -> Iterator[Message]:
     offset = 0
     while True:
         request = broker_pb2.PullRequest(
@@ -58,7 +61,7 @@ def _read_queue(client: BlockingClient, address: str, origin: Origin) -> Iterato
             max_records=PULL_RECORDS,
         )
         answer: broker_pb2.PullResponse = client.call(
-            address, lambda to: BrokerStub(to).Pull, request
+            broker.address, lambda to: partial(BrokerStub(to).Pull, metadata=broker.meant), request
         )
         if not answer.queues:
             return

@@ -18,7 +18,9 @@ from duemq.v1 import admin_pb2, broker_pb2
 from duemq_analytics.options import Options
 from duemq_analytics.source import plan
 from duemq_analytics.source.client import QueueClient
+from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.broker.edge.timer_admin_servicer import TimerAdminServicer
+from duemq_server.nameserver.registry import Registry
 from duemq_server.timer_service.edge.fire_stream import FireStream
 from tests.service.running_broker import batch, running_broker, topic_name
 from tests.service.running_cluster import WAIT_S, Cluster, running_cluster, until
@@ -232,3 +234,17 @@ async def test_a_reader_of_ranges_takes_no_broker_for_another(cluster, refused, 
             await asyncio.to_thread(read, moved, 0.1)
     assert refused
     assert await asyncio.to_thread(read, of_b1) == [b"b1"] * 3
+
+
+async def test_an_audit_counts_nothing_twice(cluster, refused, monkeypatch) -> None:
+    topic = topic_name()
+    await cluster.create_topic(topic, queues=1)
+    await cluster.send(topic, [b"b0"] * 3)
+    told, address = Registry.route, cluster.brokers["b0"].server.advertised
+    monkeypatch.setattr(
+        Registry,
+        "route",
+        lambda *asked: tuple(replace(served, address=address) for served in told(*asked)),
+    )
+    with pytest.raises(Unavailable, match="this broker has"):
+        await asyncio.to_thread(lambda: [*read_topic(cluster.nameserver, topic)])
