@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import grpc
 
 from duemq.errors import DuemqError, OffsetOutOfRange, TopicNotFound
+from duemq.protocol.route import STORE_ID
 from duemq.transport import status
 from duemq.v1 import (
     admin_pb2,
@@ -57,6 +58,8 @@ class FakeCluster:
         self.refusals: list[DuemqError] = []
         self.batches: list[broker_pb2.Batch] = []
         """As stored."""
+        self.meant: set[str] = set()
+        """Stores that batches were said to be for."""
         self._lanes: dict[tuple[int, int], tuple[int, int]] = {}
 
     def WatchRoutes(self, request, context):
@@ -85,6 +88,7 @@ class FakeCluster:
             queues=len(self.topics[topic]),
             readable=True,
             writable=True,
+            store_id=self.store_id,
         )
         return nameserver_pb2.TopicRoute(topic=topic, brokers=[served])
 
@@ -127,6 +131,8 @@ class FakeCluster:
 
     def Send(self, request, context):
         self._stumble(context)
+        told = context.invocation_metadata()
+        self.meant.update(value for name, value in told if name == STORE_ID)
         (batch,) = request.batches
         if self.refusals:
             error = status.to_proto(self.refusals.pop())

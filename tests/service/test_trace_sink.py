@@ -116,6 +116,12 @@ def test_a_broker_that_comes_back_at_another_address_takes_nothing_for_a_repeat(
     assert stored(cluster) == bodies(8)
 
 
+def test_another_broker_at_an_address_can_tell_that_a_batch_is_not_for_it(cluster, sink):
+    cluster.store_id = 7
+    sink.send(b"x")
+    assert cluster.meant == {"7"}
+
+
 def test_when_nobody_is_there_the_time_is_bounded():
     sink = TraceSink("127.0.0.1:1", TRACE_TOPIC, timeout_s=0.2)
     with pytest.raises(Unavailable):

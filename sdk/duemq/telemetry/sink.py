@@ -1,7 +1,6 @@
 """Sends trace batches to the %TRACE% topic: blocking calls, one batch at a time.
 
-Not the SDK's producer: it lives inside brokers and timer services too, and a second asyncio loop of
-gRPC in a process makes every event wake both loops.
+Not the SDK's producer: it lives inside brokers and timer services, too (see BlockingClient).
 
 Stored once: a batch keeps its lane (producer id, queue) and sequence while it is sent again.  When
 its time is over nobody knows whether it was stored; it is dropped, the epoch is raised, so that
@@ -10,15 +9,15 @@ the lanes begin anew, and its broker is avoided for a while.
 Owned by: the thread that exports.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from duemq.errors import DuemqError, NotReady, TopicNotFound, Unavailable
+from duemq.protocol.route import Broker, Queue
 from duemq.settings import Tls
 from duemq.transport import retrying, status
 from duemq.transport.blocking_client import BlockingClient
@@ -36,16 +35,11 @@ AVOID_S = 30.0
 
 
 class TraceQueue(NamedTuple):
-    """A queue on a broker."""
+    """A queue on a broker, and where that is."""
 
-    broker: str
-    address: str
-    queue_id: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The broker numbers by it, wherever it is reached: also another process of its group."""
-        return self.broker, self.queue_id
+    broker: Broker
+    key: Queue
+    """The broker numbers by it, wherever it is reached: also another process of its group."""
 
 
 class TraceSink:
@@ -64,7 +58,7 @@ class TraceSink:
         self._turn = secrets.randbelow(1 << 16)  # processes begin at different queues
         self._producer_id = secrets.randbits(63)
         self._epoch = 0
-        self._sequences: dict[tuple[str, int], int] = {}
+        self._sequences: dict[Queue, int] = {}
         self._message_ids = f"{secrets.token_hex(8)}-"
         self._messages = 0
 
@@ -74,11 +68,11 @@ class TraceSink:
         lane = self._choose(stop_at)
         request = self._request(lane, bodies)
         try:
-            retrying.until_blocking(stop_at, lambda: self._send(lane.address, request))
+            retrying.until_blocking(stop_at, lambda: self._send(lane.broker, request))
         except DuemqError:
             self._epoch += 1
             self._sequences.clear()
-            self._avoided[lane.broker] = time.monotonic() + AVOID_S
+            self._avoided[lane.key.broker] = time.monotonic() + AVOID_S
             self._lanes_at = -math.inf
             raise
         self._sequences[lane.key] = self._sequences.get(lane.key, 0) + 1
@@ -91,7 +85,7 @@ class TraceSink:
         request = broker_pb2.SendRequest()
         batch = request.batches.add(
             topic=self._topic,
-            queue_id=lane.queue_id,
+            queue_id=lane.key.queue_id,
             producer_id=self._producer_id,
             producer_epoch=self._epoch,
             sequence=self._sequences.get(lane.key, 0),
@@ -107,9 +101,9 @@ class TraceSink:
             record.born_ms = born_ms
         return request
 
-    def _send(self, address: str, request: broker_pb2.SendRequest) -> None:
+    def _send(self, broker: Broker, request: broker_pb2.SendRequest) -> None:
         answer: broker_pb2.SendResponse = self._client.call(
-            address, lambda to: BrokerStub(to).Send, request
+            broker.address, lambda to: partial(BrokerStub(to).Send, metadata=broker.meant), request
         )
         for result in answer.results:
             if result.HasField("error"):
@@ -125,7 +119,7 @@ class TraceSink:
                 if not self._lanes:
                     raise
             self._lanes_at = now
-        good = [lane for lane in self._lanes if self._avoided.get(lane.broker, 0.0) <= now]
+        good = [lane for lane in self._lanes if self._avoided.get(lane.key.broker, 0.0) <= now]
         lanes = good or self._lanes
         self._turn += 1
         return lanes[self._turn % len(lanes)]
@@ -140,7 +134,10 @@ class TraceSink:
             self._create()
             raise NotReady(f"topic {self._topic} was just made", field="topic") from None
         lanes = [
-            TraceQueue(served.broker, served.address, queue)
+            TraceQueue(
+                Broker(served.broker, served.address, store_id=served.store_id),
+                Queue(served.broker, queue),
+            )
             for served in route.brokers
             if served.writable
             for queue in range(served.queues)
