@@ -35,6 +35,8 @@ FORMERS_MAX = 8
 """Elections that a replica may have missed; after more it needs an empty directory."""
 LOG_VERSION = 1
 """The newest that this release reads."""
+LEAP_MIN = 1 << 31
+"""Takeovers that a log may have missed whose epochs an operator's decision leaves out."""
 
 
 class Refused(Exception):
@@ -179,15 +181,19 @@ def adopted(
     me: ReplicaId,
     store_id: int,
     last_epoch: int,
+    leap: int = 0,
 ) -> Record:
-    """An operator says that this log is the group's: rule 7.  It takes over as ever then."""
+    """An operator says that this log is the group's: rule 7.  It takes over as ever then.
+
+    `leap`: see `elected`; 0 for a log that nobody has led.
+    """
     known = record.epoch if record is not None else 0
     return Record(
         group,
         store_id,
         members,
         frozenset({me}),
-        epoch=max(known, last_epoch, 1),
+        epoch=max(known, last_epoch, 1) + leap,
         registered_ms=record.registered_ms if record is not None else 0,
         revision=(record.revision if record is not None else 0) + 1,
         formers=record.formers if record is not None else (),
@@ -241,18 +247,21 @@ def taken_over(
     )
 
 
-def elected(record: Record, me: ReplicaId, store_id: int, last_epoch: int) -> Record:
+def elected(record: Record, me: ReplicaId, store_id: int, last_epoch: int, leap: int) -> Record:
     """An operator accepts a loss: `me`, which need not be in sync, takes over as ever then.
 
     Rule 8: the group gets a new store_id, so that no timer handle, fetch position or cached offset
-    of the lost history meets the new one.  Raises Refused.
+    of the lost history meets the new one.  `leap`: what the epoch grows by, LEAP_MIN or more and
+    another one at each decision.  A record that is gone or was set back does not tell which epochs
+    others have led: one number for two leaders would pass for what both logs have in common.
+    Raises Refused.
     """
     if store_id == record.store_id:
         raise Refused("an election that accepts a loss needs a new store_id")
     return replace(
         record,
         store_id=store_id,
-        epoch=max(record.epoch, last_epoch) + 1,
+        epoch=max(record.epoch, last_epoch) + 1 + leap,
         leader=None,
         address="",
         members=record.members | {me.name},

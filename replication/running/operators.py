@@ -182,6 +182,7 @@ class Operators:
             me=life.me,
             store_id=life.state.store_id,
             last_epoch=campaign.copy.epochs.last,
+            leap=_leap(),
         )
         end = life.state.log.end_position
         text = f"{life.me} with {end} bytes of log is {life.settings.name}'s history from now on"
@@ -199,7 +200,8 @@ class Operators:
         except Refused as refused:
             raise InvalidArgument(str(refused), field="replica") from refused
         store_id = int.from_bytes(secrets.token_bytes(8), "little")
-        wanted = records.elected(found.record, life.me, store_id, campaign.copy.epochs.last)
+        last = campaign.copy.epochs.last
+        wanted = records.elected(found.record, life.me, store_id, last, _leap())
         if campaign.role == "follower":
             raise InvalidArgument(
                 f"{life.me.name} is in sync and hears {found.record.leader}, which leads:"
@@ -259,3 +261,8 @@ class Operators:
             raise Unavailable(f"the record cannot be changed: {error}") from error
         log.warning("an operator decided: %s", text)
         return text
+
+
+def _leap() -> int:
+    """At random: who decides twice may have forgotten the first time, as the store has."""
+    return records.LEAP_MIN + secrets.randbelow(records.LEAP_MIN)

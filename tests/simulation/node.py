@@ -179,6 +179,7 @@ class Node:
             me=self.me,
             store_id=1,
             last_epoch=self.epochs.last,
+            leap=records.LEAP_MIN + self.random.randrange(records.LEAP_MIN),
         )
         self.store.ask(Request(found.version if found else None, record, None, None))
 

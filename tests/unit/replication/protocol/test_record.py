@@ -90,6 +90,8 @@ def test_an_operator_adopts_a_log() -> None:
     adopted = records.adopted(None, last_epoch=9, **known)
     assert (adopted.epoch, adopted.leader, adopted.in_sync) == (9, None, {A})
     assert taken_over(adopted, A, last_epoch=9).epoch == 10
+    beyond = records.adopted(None, last_epoch=9, leap=records.LEAP_MIN, **known)
+    assert taken_over(beyond, A, last_epoch=9).epoch == 10 + records.LEAP_MIN
     again = records.adopted(replace(RECORD, epoch=20), last_epoch=9, **known)
     assert (again.epoch, again.registered_ms) == (20, RECORD.registered_ms)
     assert again.revision > RECORD.revision
@@ -144,12 +146,12 @@ def test_takeovers_are_registered_in_their_order_whatever_the_clock_says() -> No
 
 def test_an_election_that_accepts_a_loss_is_of_another_store() -> None:
     lost = ReplicaId("c", "old")
-    elected = records.elected(RECORD, lost, store_id=8, last_epoch=6)
-    assert (elected.store_id, elected.epoch, elected.in_sync) == (8, 7, {lost})
+    elected = records.elected(RECORD, lost, store_id=8, last_epoch=6, leap=100)
+    assert (elected.store_id, elected.epoch, elected.in_sync) == (8, 107, {lost})
     assert elected.formers == (7,)
     assert taken_over(elected, lost, last_epoch=6, min_insync=1).leader == lost
     with pytest.raises(Refused, match="new store_id"):
-        records.elected(RECORD, lost, store_id=7, last_epoch=6)
+        records.elected(RECORD, lost, store_id=7, last_epoch=6, leap=100)
 
 
 # -- by the leader
@@ -204,7 +206,7 @@ def test_a_group_has_a_limit_of_members() -> None:
 
 def test_who_is_elected_is_a_member() -> None:
     stranger = ReplicaId("z", "z" * 32)
-    assert records.elected(RECORD, stranger, 9, 0).members == {*NAMES, "z"}
+    assert records.elected(RECORD, stranger, 9, 0, 100).members == {*NAMES, "z"}
 
 
 def test_every_change_has_another_revision() -> None:
@@ -213,6 +215,6 @@ def test_every_change_has_another_revision() -> None:
         records.with_in_sync(RECORD, RECORD.in_sync),
         records.with_member(RECORD, "d"),
         records.without_member(RECORD, "c", 2),
-        records.elected(RECORD, A, 9, 0),
+        records.elected(RECORD, A, 9, 0, 100),
     ]
     assert all(each.revision == RECORD.revision + 1 for each in changes)
