@@ -63,8 +63,10 @@ class Follower:
         end: int,
         durable: int,
         committed: int,
+        former: bool = False,
     ) -> None:
-        """`start`, `end` and `durable` of its log; `committed`: what it knows to be.
+        """`start`, `end` and `durable` of its log; `committed`: what it knows to be; `former`: of a
+        history that an election has replaced, which accepted a loss.
 
         Raises Refused for a record of a lower epoch than the log's last, or a log that this release
         does not read.
@@ -90,6 +92,7 @@ class Follower:
         """If it led, it would accept nothing."""
         self.asked_to_lead = False
         """The leader hands over."""
+        self._former = former
         self._start = start
         self._leaders_committed = committed
         self._heard_ms = 0
@@ -127,19 +130,26 @@ class Follower:
         self._welcome = True
         return None
 
-    def needs_snapshot(self, needed: NeedsSnapshot) -> None:
-        """The leader has no use for this log, and would have a snapshot installed in its place.
+    def needs_snapshot(self, greeting: Welcome | NeedsSnapshot) -> NeedsSnapshot | None:
+        """What is to be installed in this log's place; None: it goes on by the `welcome`.
 
         What is committed here lies before the log of a leader that has it, too, or it would go on
-        with this one.  Raises Refused otherwise, unless an operator accepted a loss once;
-        StreamBroken.
+        with this one.  Raises Refused otherwise, StreamBroken.
+
+        Of a former history an operator gave up what the leader lacks.  That takes a snapshot, also
+        where the leader would go on with this log: no truncation undoes what has taken effect.
         """
-        self._check_sender(needed.epoch, needed.leader)
-        if needed.log_start <= self.committed and not self.record.formers:
+        self._check_sender(greeting.epoch, greeting.leader)
+        if isinstance(greeting, Welcome):
+            if not self._former or greeting.truncate_to >= self.committed:
+                return None
+            return NeedsSnapshot(greeting.epoch, greeting.leader, greeting.truncate_to)
+        if greeting.log_start <= self.committed and not self._former:
             raise Refused(
-                f"the log of {self.leader}, from {needed.log_start} on, lacks what is committed"
+                f"the log of {self.leader}, from {greeting.log_start} on, lacks what is committed"
                 f" here, up to {self.committed}: {EITHER_LOST}"
             )
+        return greeting
 
     def truncated(self, position: int) -> None:
         """The log ends there now, durably, as the welcome said."""

@@ -243,9 +243,8 @@ async def follow(address: str) -> None:
     """One stream, to its end."""
     follower = Follower(B, record(address), Epochs(()), start=0, end=0, durable=0, committed=0)
     nothing: Any = NoLog()
-    following = Following(
-        follower, nothing, nothing, nothing, SOON, OWN_ADDRESS, lambda: None, lambda: None
-    )
+    told = [lambda: None] * 3
+    following = Following(follower, nothing, nothing, nothing, SOON, OWN_ADDRESS, *told)
     async with asyncio.timeout(WAIT_S):
         await following.run(address)
 

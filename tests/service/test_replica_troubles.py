@@ -79,6 +79,28 @@ async def test_who_has_what_its_leader_lost_takes_no_snapshot(running, tmp_path)
         assert late.replica.state.log.end_position == end
 
 
+async def test_who_has_what_an_operator_gave_up_takes_a_snapshot_and_is_no_exception_then(running):
+    async with running(3, lease_duration=LASTING_S, min_insync=1) as (group, _, leader):
+        late, _ = others_of(group, leader)
+        await leader.term.write(b"kept")
+        await until(lambda: late.lines == [b"kept"])
+        await late.kill()
+        for line in (b"lost", b"lost, too"):
+            await leader.term.write(line)
+        for member in group.members.values():
+            await member.kill()
+        late.start()
+        await until(lambda: bool(late.reason))
+        await late.replica.operators.elect(confirmed=True)
+        await until(lambda: late.term is not None)
+        await late.term.write(b"new")
+        leader.start()
+        await until(lambda: leader.lines == [b"kept", b"new"])
+        record = late.replica.leading.leader.record
+        assert record.formers
+        assert not leader.replica.campaign.copy.is_former(record)
+
+
 async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(running):
     async with running(3, lease_duration=LASTING_S) as (group, _, leader):
         late, third = others_of(group, leader)

@@ -66,6 +66,14 @@ class LogCopy:
                 await self.on_epoch(begins[-1].epoch)
                 self._told_epoch = begins[-1].epoch
 
+    def is_former(self, record: Record) -> bool:
+        """Whether the log is of a history that an election has replaced, which accepted a loss.
+
+        Until it has nothing that the leader's has not, and takes the store id.  Raises Refused.
+        """
+        self.check_history(record)
+        return bool(self.state.log.end_position) and self.state.store_id != record.store_id
+
     async def take_store_id(self, record: Record) -> None:
         """The group's; another one where an operator accepted a loss.  Raises Refused."""
         self.check_history(record)
@@ -85,10 +93,11 @@ class LogCopy:
                 f" the group's is {record.store_id:016x}): start with an empty directory"
             )
 
-    async def install(self, arriving: Arriving, log_start: int) -> None:
+    async def install(self, arriving: Arriving, log_start: int, store_id: int) -> None:
         """To its end, whoever leads meanwhile: what ends half-way needs a new start.
 
-        Raises StreamBroken if the snapshot is of no use, or has no space.
+        `store_id`: of the group whose snapshot it is.  Raises StreamBroken if the snapshot is of no
+        use, or has no space.
         """
         await self.end()
         try:
@@ -100,6 +109,8 @@ class LogCopy:
                 raise
             raise StreamBroken(f"the leader's snapshot is of no use: {error}") from error
         await asyncio.to_thread(arriving.close)
+        if self.state.store_id != store_id:
+            await asyncio.to_thread(self.state.rename, store_id)
         self.committed = self.state.committed
         self.epochs = Epochs(self.state.epochs)
         self._begin()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -44,9 +44,11 @@ class Following:
         own_address: str,
         on_heard: Callable[[], None],
         on_asked: Callable[[], None],
+        on_agreed: Callable[[], Awaitable[None]],
         short_of_space: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_heard`: something came from the leader.  `on_asked`: the leader hands over."""
+        """`on_heard`: something came from the leader.  `on_asked`: the leader hands over.
+        `on_agreed`: the log here has nothing any more that the leader's has not."""
         self._short_of_space = short_of_space
         self._follower = follower
         self._log = log
@@ -56,6 +58,7 @@ class Following:
         self._own_address = own_address
         self._on_heard = on_heard
         self._on_asked = on_asked
+        self._on_agreed = on_agreed
         self._news = asyncio.Event()  # something is to be answered
         self.welcomed = False
         """The leader takes what this replica has, and sends the rest."""
@@ -70,14 +73,16 @@ class Following:
             call: Any = stubs.ReplicationStub(connection).Follow()
             try:
                 greeting = await self._greet(call)
-                if not isinstance(greeting, Welcome):
-                    self._follower.needs_snapshot(greeting)
-                    return greeting
+                needed = self._follower.needs_snapshot(greeting)
+                if needed is not None:
+                    return needed
+                assert isinstance(greeting, Welcome)
                 await self._compare(greeting)
                 truncate_to = self._follower.welcome(greeting)
                 if truncate_to is not None:
                     await self._writing.truncate(truncate_to)
                     self._follower.truncated(truncate_to)
+                await self._on_agreed()
                 self.welcomed = True
                 self._writing.on_durable = self._synced
                 self._synced(self._log.durable_position)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from duemq.errors import DuemqError
 from duemq.settings import Tls
 from duemq.transport.retrying import Backoff
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
-from duemq_server.replication.protocol.messages import NeedsSnapshot
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import snapshots
@@ -90,7 +90,9 @@ class Streams:
 
     async def _begin(self, record: Record) -> None:
         copy, held = self._copy, self._copy.state.log
-        await copy.take_store_id(record)
+        former = copy.is_former(record)
+        if not former:
+            await copy.take_store_id(record)
         self._follower = follower = Follower(
             self._me,
             record,
@@ -99,6 +101,7 @@ class Streams:
             end=held.end_position,
             durable=held.durable_position,
             committed=copy.committed,
+            former=former,
         )
         following = Following(
             follower,
@@ -109,6 +112,7 @@ class Streams:
             self._address,
             on_heard=self._heard,
             on_asked=self._candidate.asked,
+            on_agreed=partial(copy.take_store_id, record),
             short_of_space=copy.short_of_space,
         )
         work = self._run(following, follower, record.address)
@@ -116,8 +120,8 @@ class Streams:
 
     async def _run(self, following: Following, follower: Follower, address: str) -> None:
         try:
-            needed = await self._followed(following, follower, address)
-            await self._install(address, follower.record, needed.log_start)
+            await self._followed(following, follower, address)
+            await self._install(address, follower.record)
         except (StreamBroken, Refused, DiskFull) as error:  # DiskFull: it may take more later
             self._candidate.note("joining", str(error))
         except DiskFailed as error:  # as where a write meets it: only a start finds what is left
@@ -132,26 +136,26 @@ class Streams:
             self.retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
             self._candidate.left(followed=following.welcomed)
 
-    async def _followed(
-        self, following: Following, follower: Follower, address: str
-    ) -> NeedsSnapshot:
+    async def _followed(self, following: Following, follower: Follower, address: str) -> None:
+        """Until a snapshot is needed."""
         try:
-            return await following.run(address, self._tls)
+            await following.run(address, self._tls)
         finally:  # before a snapshot: after an accepted loss that may hold less
             self._note_committed(follower)
 
     def _note_committed(self, follower: Follower) -> None:
         self._copy.committed = max(self._copy.committed, follower.committed)
 
-    async def _install(self, address: str, record: Record, log_start: int) -> None:
-        self._candidate.note("learner", f"its log ends before {log_start}: it takes a snapshot")
+    async def _install(self, address: str, record: Record) -> None:
+        text = f"it takes a snapshot: {record.leader} cannot go on with the log here"
+        self._candidate.note("learner", text)
         arriving = await in_thread(self._copy.state.receive)
         try:
             log_start = await snapshots.fetch(address, record, self._me.name, arriving, self._tls)
         except BaseException:
             await in_thread(arriving.close)
             raise
-        work = self._copy.install(arriving, log_start)
+        work = self._copy.install(arriving, log_start, record.store_id)
         self.installing = asyncio.create_task(work, name="installing a snapshot")
         await asyncio.shield(self.installing)
 

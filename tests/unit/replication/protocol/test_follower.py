@@ -85,10 +85,23 @@ def test_a_snapshot_takes_the_place_of_nothing_that_its_leader_lacks() -> None:
         follower.needs_snapshot(NeedsSnapshot(3, A, 608))
 
 
-def test_after_an_accepted_loss_a_snapshot_takes_the_place_of_what_was_committed() -> None:
+def test_of_a_former_history_a_snapshot_takes_the_place_of_what_was_committed() -> None:
+    """What that accepted loss has given up, wherever the leader's log begins; and nothing later."""
     accepted = replace(RECORD, formers=(6,))
     log = {"start": 400, "end": END, "durable": END, "committed": 600}
-    Follower(B, accepted, Epochs([(3, 0)]), **log).needs_snapshot(NeedsSnapshot(4, A, 0))
+    former = Follower(B, accepted, Epochs([(3, 0)]), former=True, **log)
+    for greeting in (NeedsSnapshot(4, A, 0), Welcome(4, A, 592)):
+        needed = former.needs_snapshot(greeting)
+        assert needed is not None
+        assert (needed.epoch, needed.leader) == (4, A)
+    assert former.needs_snapshot(Welcome(4, A, 600)) is None
+    assert former.welcome(Welcome(4, A, 600)) == 600
+    later = Follower(B, accepted, Epochs([(3, 0)]), **log)
+    with pytest.raises(Refused, match="lacks what is committed here"):
+        later.needs_snapshot(NeedsSnapshot(4, A, 0))
+    assert later.needs_snapshot(Welcome(4, A, 592)) is None
+    with pytest.raises(Refused, match="of which 600 are committed"):
+        later.welcome(Welcome(4, A, 592))
 
 
 def test_what_its_log_could_not_give_up_is_told_again() -> None:

@@ -31,7 +31,7 @@ async def test_a_snapshot_without_space_leaves_the_log_in_use() -> None:
     state = SimpleNamespace(log=log, epochs=(), committed=0, applied=0)
     copy, arriving = LogCopy(state), Arriving()  # type: ignore[arg-type]
     with pytest.raises(StreamBroken, match="no space"):
-        await copy.install(arriving, 800)  # type: ignore[arg-type]
+        await copy.install(arriving, 800, 7)  # type: ignore[arg-type]
     assert arriving.closed
     copy.check()
     durable = asyncio.Event()

@@ -74,7 +74,7 @@ class Copy:
     committed = 1000
     state = SimpleNamespace(receive=lambda: None)
 
-    async def install(self, arriving: None, log_start: int) -> None:
+    async def install(self, arriving: None, log_start: int, store_id: int) -> None:
         self.committed = log_start
 
 
@@ -97,7 +97,8 @@ async def test_after_an_accepted_loss_a_snapshot_holds_less_than_was_committed_b
 
     monkeypatch.setattr(snapshots, "fetch", fetch)
     candidate, copy = Candidate(), Copy()
-    follower = SimpleNamespace(committed=copy.committed, record=None)
+    record = SimpleNamespace(leader=None, store_id=7)
+    follower = SimpleNamespace(committed=copy.committed, record=record)
     me = ReplicaId("b", "b" * 32)
     streams = Streams(me, copy, Times(), "h:1", candidate, None)  # type: ignore[arg-type]
     await streams._run(Behind(), follower, "h:2")  # type: ignore[arg-type]
