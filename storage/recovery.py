@@ -158,6 +158,18 @@ def search(file: DiskFile, segment: Segment, position: int) -> Tail:
     return Tail(valid, synced_max, max(nonzero_end, valid_end))
 
 
+def first_within(file: DiskFile, segment: Segment, position: int, end: int) -> int | None:
+    """Where the first valid entry begins that begins between the two; None: none does."""
+    data = bytes(file.pread(end - position, position - segment.start))
+    at = -1
+    while (at := data.find(record.MAGIC_BYTES, at + 1)) >= 0:
+        candidate = position + at - record.MAGIC_OFFSET
+        aligned = not (candidate - segment.start) % record.ALIGNMENT
+        if candidate >= position and aligned and _entry_at(file, segment, candidate):
+            return candidate
+    return None
+
+
 def _entry_at(file: DiskFile, segment: Segment, position: int) -> Entry | None:
     offset = position - segment.start
     header = file.pread(record.HEADER_BYTES, offset)

@@ -30,6 +30,8 @@ from duemq_server.storage.segment import Segment, SegmentWriter, list_segments, 
 
 _RUN = -1
 """In place of a kind: entries that are encoded already."""
+_SEARCH_BYTES = 64 * 1024
+"""Looked through at once for where an entry begins."""
 EXTENDED_BYTES_MAX = 16 << 20
 """So much of what another replica sent may wait for the disk, or as much as of what is appended.  A
 leader sends UNANSWERED_BYTES_MAX (replication) without an answer: less room would break the stream
@@ -306,12 +308,18 @@ class ReplicaLog(SegmentedLog):
         return crc
 
     def verify(self, start: int, end: int) -> None:
-        """Reads the entries in between, of the last 64 MiB; `end` is one's end.
+        """Reads the entries in between; `end` is one's end.  Raises CorruptLog, and as `read`."""
+        for _ in self.entries(self._begin_before(start), end):
+            pass
 
-        Farther back nobody knows where one begins.  Raises CorruptLog, and as `read`.
-        """
-        with self._lock:
-            known = [each for each in self._boundaries if self.start_position <= each <= start]
-        if known:
-            for _ in self.entries(known[-1], end):
-                pass
+    def _begin_before(self, position: int) -> int:
+        """Where an entry begins that can be read, there or before."""
+        segment = self._segment_of(position)
+        file, end = self._open(segment), position
+        while end > segment.start:
+            begin = max(segment.start, end - _SEARCH_BYTES)
+            found = recovery.first_within(file, segment, begin, end)
+            if found is not None:
+                return found
+            end = begin
+        return segment.start

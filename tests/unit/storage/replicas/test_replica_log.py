@@ -9,7 +9,7 @@ from duemq_server.storage import record, recovery
 from duemq_server.storage.errors import CorruptLog, DiskFailed, DiskFull, LogFull
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
-from duemq_server.storage.replicas import catching_up, epoch
+from duemq_server.storage.replicas import catching_up, epoch, replica_log
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from duemq_server.storage.tools.check import check_log
 from duemq_server.storage.tools.dump import describe
@@ -544,19 +544,33 @@ def test_a_checksum_is_of_the_bytes_wherever_segments_end() -> None:
         log.checksum(0, log.written_position + 1)
 
 
-def test_damage_between_entries_is_found_as_far_as_it_is_known_where_one_begins() -> None:
+def test_damage_between_entries_is_found_wherever_it_lies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_log, "_SEARCH_BYTES", 200)  # entries of 136 bytes
     log = leading(20, 100)
     log.verify(500, log.written_position)
     log.delete_before(log.segments[1].start)
-    log.verify(log.start_position, log.written_position)  # what is known lies before
-    log._boundaries.append(log.start_position)
-    segment = log.segments[-1]
-    log._disk.open(segment.path).pwritev([b"other"], 60)
-    log.verify(log.start_position, segment.start)
-    with pytest.raises(CorruptLog):
-        log.verify(log.start_position, log.written_position)
-    log._boundaries.clear()
+    log._boundaries.clear()  # it is far behind the end
     log.verify(log.start_position, log.written_position)
+    segment = log.segments[-1]
+    log.verify(segment.start + 300, log.written_position)
+    log._disk.open(segment.path).pwritev([b"other"], 196)
+    log.verify(log.start_position, segment.start + 136)
+    with pytest.raises(CorruptLog):
+        log.verify(segment.start + 200, log.written_position)
+
+
+def test_who_looks_for_an_entry_takes_no_copy_of_one_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a body that is longer than what is looked through at once."""
+    monkeypatch.setattr(replica_log, "_SEARCH_BYTES", 64)
+    log = leading(1, 100)
+    log.append(1, [bytes(log.read(0, 136)) * 4])
+    log.append(1, [b"last"])
+    log.write_pending()
+    assert [log._begin_before(at) for at in (0, 136, 600, 712, 744)] == [0, 0, 136, 136, 712]
 
 
 def test_who_wrote_a_group_tells_it() -> None:
