@@ -253,13 +253,19 @@ class Operators:
     ) -> str:
         if not confirmed:
             return text
+        log.warning("an operator decides: %s", text)  # who asked may not wait until it is done
         try:
             await self._life.store.swap(found.version if found is not None else None, wanted)
         except Conflict as conflict:
-            raise Unavailable(f"the record changed meanwhile: {conflict}") from conflict
+            # Its own: what stands between may have asked twice.
+            if conflict.found is None or conflict.found.record != wanted:
+                text = f"nothing was done, for the record changed meanwhile: {conflict}"
+                raise Unavailable(text) from conflict
         except StoreError as error:
-            raise Unavailable(f"the record cannot be changed: {error}") from error
-        log.warning("an operator decided: %s", text)
+            raise Unavailable(
+                f"the store has not answered, and it may be done yet: {error}; look at"
+                " `duemq replica status` before you ask again"
+            ) from error
         return text
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from duemq.errors import Unavailable
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.running.operators import Operators
+from duemq_server.replication.stores.store import Conflict, StoreError
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
 
@@ -15,8 +19,11 @@ A, B = (ReplicaId(name, name * 32) for name in "ab")
 class Store:
     """Its record is lost, or set back; what is asked of it is kept."""
 
-    def __init__(self, record: Record | None) -> None:
+    def __init__(self, record: Record | None, error: Exception | None = None) -> None:
+        """`error`: what a swap raises."""
         self.record = record
+        self.error = error
+        self.twice = False  # what stands between asks again, and answers by that
         self.asked: list[Record] = []
 
     async def read(self) -> Found | None:
@@ -24,6 +31,10 @@ class Store:
 
     async def swap(self, version: str | None, wanted: Record) -> str:
         self.asked.append(wanted)
+        if self.error is not None:
+            raise self.error
+        if self.twice:
+            raise Conflict(Found("v2", wanted))
         return "v2"
 
 
@@ -53,3 +64,20 @@ async def test_what_an_operator_decides_gives_no_epoch_a_second_time() -> None:
         epochs = [each.epoch for each in store.asked]
         assert len(epochs) == len(set(epochs)) >= 2
         assert min(epochs) >= 4 + records.LEAP_MIN
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(Conflict(None), "nothing was done"), (StoreError("no answer in time"), "may be done yet")],
+)
+async def test_whether_it_was_done_is_told(error: Exception, told: str) -> None:
+    """An answer that was lost says nothing; who asks for an election again gives up more."""
+    asked = operators(Store(None, error))
+    with pytest.raises(Unavailable, match=told):
+        await asked.adopt(confirmed=True)
+
+
+async def test_what_was_done_by_a_request_that_was_repeated_is_done() -> None:
+    store = Store(None)
+    store.twice = True
+    assert "history from now on" in await operators(store).adopt(confirmed=True)
