@@ -256,8 +256,11 @@ def elected(record: Record, me: ReplicaId, store_id: int, last_epoch: int, leap:
     others have led: one number for two leaders would pass for what both logs have in common.
     Raises Refused.
     """
+    check_readable(record)
     if store_id == record.store_id:
         raise Refused("an election that accepts a loss needs a new store_id")
+    if me.name not in record.members:
+        _check_room(record)
     return replace(
         record,
         store_id=store_id,
@@ -306,9 +309,14 @@ def with_member(record: Record, name: str) -> Record:
     """`name` may take part from now on.  Raises Refused."""
     if name in record.members:
         raise Refused(f"{name} is a member of {record.group} already")
-    if len(record.members) >= MEMBERS_MAX:
-        raise Refused(f"{record.group} has {MEMBERS_MAX} members, and no more may be")
+    _check_room(record)
     return replace(record, members=record.members | {name}, revision=record.revision + 1)
+
+
+def _check_room(record: Record) -> None:
+    if len(record.members) >= MEMBERS_MAX:
+        names = ", ".join(sorted(record.members))
+        raise Refused(f"{record.group} has {MEMBERS_MAX} members, and no more may be: {names}")
 
 
 def without_member(record: Record, name: str, min_insync: int) -> Record:

@@ -195,13 +195,13 @@ class Operators:
         found = await self._read()
         if found is None:
             raise InvalidArgument("there is no record: adopt a replica instead", field="replica")
-        try:
-            campaign.copy.check_history(found.record)
-        except Refused as refused:
-            raise InvalidArgument(str(refused), field="replica") from refused
         store_id = int.from_bytes(secrets.token_bytes(8), "little")
         last = campaign.copy.epochs.last
-        wanted = records.elected(found.record, life.me, store_id, last, _leap())
+        try:
+            campaign.copy.check_history(found.record)
+            wanted = records.elected(found.record, life.me, store_id, last, _leap())
+        except Refused as refused:
+            raise InvalidArgument(str(refused), field="replica") from refused
         if campaign.role == "follower":
             raise InvalidArgument(
                 f"{life.me.name} is in sync and hears {found.record.leader}, which leads:"

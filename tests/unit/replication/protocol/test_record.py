@@ -209,6 +209,17 @@ def test_who_is_elected_is_a_member() -> None:
     assert records.elected(RECORD, stranger, 9, 0, 100).members == {*NAMES, "z"}
 
 
+def test_who_could_not_lead_is_not_elected() -> None:
+    """The set would be gone, and nobody could take the record over."""
+    with pytest.raises(Refused, match="version 2, and this release reads up to 1"):
+        records.elected(replace(RECORD, log_version=2), A, 9, 0, 100)
+    names = frozenset(chr(ord("a") + number) for number in range(records.MEMBERS_MAX))
+    full = replace(RECORD, members=names)
+    with pytest.raises(Refused, match="7 members, and no more may be: a, b"):
+        records.elected(full, ReplicaId("z", "z" * 32), 9, 0, 100)
+    assert records.elected(full, A, 9, 0, 100).members == names
+
+
 def test_every_change_has_another_revision() -> None:
     changes = [
         taken_over(RECORD, A),
