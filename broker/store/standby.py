@@ -113,6 +113,11 @@ class Standby:
         return self.applied >= self._known_to
 
     @property
+    def unfit(self) -> str:
+        """See ReplicaState: `promote` goes on without what its log lacks."""
+        return ""
+
+    @property
     def _known_to(self) -> int:
         return self._opening.state.position if self._opening.state else 0
 

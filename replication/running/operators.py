@@ -234,13 +234,16 @@ class Operators:
             raise Unavailable("this replica is about to start")
 
     def _check_idle(self) -> None:
+        life = self._life
         self._check_started()
-        if self._life.leading is not None:
-            raise InvalidArgument(
-                "this replica leads: nothing is to be decided",
-                field="replica",
-                value=self._life.settings.replica,
-            )
+        if life.leading is not None:
+            refusal = "this replica leads: nothing is to be decided"
+        elif life.campaign.streams.installing is not None:
+            refusal = "a snapshot takes the place of its log just now: try again"
+        else:
+            refusal = life.state.unfit
+        if refusal:
+            raise InvalidArgument(refusal, field="replica", value=life.settings.replica)
 
     async def _read(self) -> Found | None:
         try:

@@ -55,6 +55,11 @@ class ReplicaState(Protocol):
         """The tables are the log up to here; at most what is committed."""
         ...
 
+    @property
+    def unfit(self) -> str:
+        """Why it cannot lead, whatever an operator says; empty: it can."""
+        ...
+
     def apply(self, committed: int, entries_max: int | None = None) -> None:
         """Applies entries from `applied` on, up to `committed`."""
         ...

@@ -77,6 +77,8 @@ class SmallFile:
 class Lines:
     """A state whose tables are the bodies of its log's entries."""
 
+    unfit = ""
+
     def __init__(self, directory: Path, store_id: int, disk: SmallDisk) -> None:
         self.may_install = disk.may_install
         self.log = ReplicaLog.open(str(directory / "log"), disk, segment_bytes=SEGMENT_BYTES)

@@ -144,6 +144,17 @@ class Standby:
         """Where this replica's own last checkpoint was made."""
         return self._position
 
+    @property
+    def unfit(self) -> str:
+        """See ReplicaState: what `promote` would raise."""
+        end, position = self.log.end_position, self._position
+        if end >= position:
+            return ""
+        return (
+            f"its log ends at {end}, and its checkpoint was made at {position}: what lies between"
+            " has not come from the leader, and without that its timers are not to be had"
+        )
+
     def _expect_more(self, found: CheckpointState) -> None:
         """If the log ends before the checkpoint, what comes is no proof of what is here."""
         if self.log.end_position < found.position and not self.log.catching_up:

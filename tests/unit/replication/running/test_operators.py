@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duemq.errors import Unavailable
+from duemq.errors import InvalidArgument, Unavailable
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.running.operators import Operators
@@ -38,7 +38,9 @@ class Store:
         return "v2"
 
 
-def operators(store: Store, last_epoch: int = 4) -> Operators:
+def operators(
+    store: Store, last_epoch: int = 4, *, unfit: str = "", installing: object = None
+) -> Operators:
     """Of a replica whose log ends in that epoch, and that does not lead."""
     copy = SimpleNamespace(epochs=SimpleNamespace(last=last_epoch), check_history=lambda _: None)
     life: Any = SimpleNamespace(
@@ -46,9 +48,11 @@ def operators(store: Store, last_epoch: int = 4) -> Operators:
         leading=None,
         settings=SimpleNamespace(name="g", replica="a", replicas=("a", "b")),
         me=A,
-        state=SimpleNamespace(store_id=7, log=SimpleNamespace(end_position=800)),
+        state=SimpleNamespace(store_id=7, log=SimpleNamespace(end_position=800), unfit=unfit),
         store=store,
-        campaign=SimpleNamespace(copy=copy, role="joining"),
+        campaign=SimpleNamespace(
+            copy=copy, role="joining", streams=SimpleNamespace(installing=installing)
+        ),
     )
     return Operators(life)
 
@@ -81,3 +85,14 @@ async def test_what_was_done_by_a_request_that_was_repeated_is_done() -> None:
     store = Store(None)
     store.twice = True
     assert "history from now on" in await operators(store).adopt(confirmed=True)
+
+
+@pytest.mark.parametrize("known", [{"unfit": "its log ends"}, {"installing": object()}])
+async def test_who_cannot_lead_is_not_made_to(known: dict[str, Any]) -> None:
+    """It would win, and end, again and again."""
+    store = Store(Record("g", 7, frozenset("ab"), frozenset({B}), 3, B))
+    asked = operators(store, **known)
+    for decision in (asked.adopt, asked.elect):
+        with pytest.raises(InvalidArgument, match=r"its log"):
+            await decision(confirmed=True)
+    assert not store.asked

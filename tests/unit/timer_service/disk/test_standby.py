@@ -415,6 +415,23 @@ def test_a_snapshot_needs_the_log_that_goes_with_it() -> None:
     assert not standby._disk.exists(f"{DATA}/arriving")
 
 
+def test_who_has_a_snapshot_without_its_log_says_that_it_cannot_lead() -> None:
+    world = busy()
+    data = far_behind(world)
+    standby = opened(made(FaultyDisk()))
+    assert not standby.unfit
+    arriving = arrived(standby, data)
+    arriving.install(world.log.start_position)
+    arriving.close()
+    assert f"its log ends at {world.log.start_position}" in standby.unfit
+    with pytest.raises(Corrupt):
+        standby.promote()
+    while standby.log.end_position < world.log.written_position:
+        end = standby.log.end_position
+        standby.log.extend(end, [world.log.read_run(end, 1_000)])
+    assert not standby.unfit
+
+
 def test_whenever_a_snapshot_is_interrupted_the_replica_gets_all_in_the_end() -> None:
     world = busy()
     data = far_behind(world)
