@@ -90,8 +90,10 @@ class Operators:
     ) -> None:
         """See Member."""
         life, leading = self._life, self._life.leading
-        if leading is None or leading.leader.epoch != request.epoch:
-            raise Unavailable("this replica does not lead in that epoch", field="epoch")
+        led = leading and leading.leader.record
+        asked = request.group, request.store_id, request.epoch
+        if not leading or not led or asked != (led.group, led.store_id, led.epoch):
+            raise Unavailable("this replica does not lead that group in that epoch", field="epoch")
         log_start = life.state.log.start_position  # before the checkpoint, which needs it
         with leading.kept.sending(log_start, request.replica):
             older = not request.replica  # that release does not say who gets it

@@ -152,7 +152,7 @@ class Standby:
             return ""
         return (
             f"its log ends at {end}, and its checkpoint was made at {position}: what lies between"
-            " has not come from the leader, and without that its timers are not to be had"
+            " has not come from the leader, and only with that it has the group's timers"
         )
 
     def _expect_more(self, found: CheckpointState) -> None:

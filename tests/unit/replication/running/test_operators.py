@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from duemq.errors import InvalidArgument, Unavailable
+from duemq.errors import InvalidArgument, ReadOnly, Unavailable
 from duemq_server.replication.protocol import record as records
+from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.running.leading.log_kept import LogKept
 from duemq_server.replication.running.operators import Operators
+from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.stores.store import Conflict, StoreError
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
@@ -96,3 +100,26 @@ async def test_who_cannot_lead_is_not_made_to(known: dict[str, Any]) -> None:
         with pytest.raises(InvalidArgument, match=r"its log"):
             await decision(confirmed=True)
     assert not store.asked
+
+
+@pytest.mark.parametrize("other", [{"group": "h"}, {"store_id": 8}, {"epoch": 4}])
+async def test_a_snapshot_goes_to_its_own_group(other: dict[str, Any]) -> None:
+    """At an address that was another group's there may be one of the same epoch."""
+    record = Record("g", 7, frozenset("ab"), frozenset({A}), 5, A)
+    leader = Leader(A, Found("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=0)
+    taken: list[bool] = []
+    life: Any = SimpleNamespace(
+        leading=SimpleNamespace(leader=leader, kept=LogKept(leader)),
+        state=SimpleNamespace(log=SimpleNamespace(start_position=0)),
+        service=SimpleNamespace(snapshot=taken.append),
+    )
+    known = {"group": "g", "store_id": 7, "epoch": 5, "replica": "b"}
+
+    async def write(part: pb.SnapshotPart) -> None:
+        raise AssertionError
+
+    with pytest.raises(ReadOnly, match="no checkpoint yet"):
+        await Operators(life).send_snapshot(pb.GetSnapshotRequest(**known), write)
+    with pytest.raises(Unavailable, match="does not lead that group"):
+        await Operators(life).send_snapshot(pb.GetSnapshotRequest(**known | other), write)
+    assert len(taken) == 1
