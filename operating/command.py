@@ -141,10 +141,10 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     """The group's record is gone, or was set back: this replica's log is the group's from now on.
 
     `duemq replica status GROUP` says which replica has the last epoch in its log and, of those, the
-    longest log: adopt that one.  What only others have is lost: where one has more, or does not
-    answer, it is done with --accept-loss alone.  Says what would happen and asks; without a
-    terminal it is done with --yes alone.  With --json, an object: group, name, address, done, text;
-    remedy, where nothing was done.
+    longest log: adopt that one.  What only others have is lost: where one has more, leads still, or
+    does not answer, it is done with --accept-loss alone.  Says what would happen and asks; without
+    a terminal it is done with --yes alone.  With --json, an object: group, name, address, done,
+    text; remedy, where nothing was done.
 
     \b
     Examples:

@@ -65,6 +65,11 @@ def lost_by_adopting(
     for each, answer in others:
         if isinstance(answer, DuemqError):
             lost.append(f"{each} does not answer: what only it has is lost")
+        elif answer.role == "leader":
+            lost.append(
+                f"{each} leads, and has not heard yet that the record is gone: what it"
+                " acknowledges until then is lost"
+            )
         elif (answer.log_epoch, answer.log_end) > ours:
             lost.append(
                 f"{each} has {answer.log_end:,} bytes of log, to epoch {answer.log_epoch}, and"

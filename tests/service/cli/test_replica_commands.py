@@ -270,6 +270,7 @@ async def test_members_are_changed_at_an_address_where_no_nameserver_knows_who_l
 
 
 async def test_adopt_without_a_terminal_wants_a_yes(group: Group) -> None:
+    group.replicas["a"].role = "joining"
     b = group.replicas["b"]
     refused = await duemq(group, "adopt", b.address, "--json")
     assert refused.exit_code == Exit.FAILED
@@ -285,7 +286,7 @@ async def test_adopt_says_what_only_others_have_and_does_it_when_told_twice(
     group: Group, log: tuple[int, int]
 ) -> None:
     a, b = group.replicas["a"], group.replicas["b"]
-    a.log = log
+    a.log, a.role = log, "joining"
     for target in ("g/b", b.address):
         refused = await duemq(group, "adopt", target, "--yes")
         assert refused.exit_code == Exit.FAILED
@@ -299,6 +300,15 @@ async def test_adopt_says_what_only_others_have_and_does_it_when_told_twice(
     done = await duemq(group, "adopt", "g/b", "--accept-loss", "--yes")
     assert (done.exit_code, b.decided[-1]) == (Exit.OK, ("adopt", True))
     assert (await duemq(group, "adopt", "g/a", "--yes")).exit_code == Exit.OK
+
+
+async def test_adopt_says_who_still_leads(group: Group) -> None:
+    """It may not reach the store, and commits with those that hear it."""
+    b = group.replicas["b"]
+    refused = await duemq(group, "adopt", "g/b", "--yes")
+    assert refused.exit_code == Exit.FAILED
+    assert "g/a leads, and has not heard yet" in refused.stderr
+    assert b.decided == [("adopt", False)]
 
 
 async def test_adopt_takes_who_does_not_answer_for_one_that_has_more(group: Group) -> None:
