@@ -244,7 +244,7 @@ class Campaign:
         self._news.set()
 
     def left(self, *, followed: bool) -> None:
-        """A stream ended; `followed`: it had been a follower's, and was not refused."""
+        """A stream ended; `followed`: it had been of use."""
         if followed:
             self._hurried_ms = steady_ms() + 2 * self._times.lease_ms
         self._news.set()

@@ -60,8 +60,8 @@ class Following:
         self._on_asked = on_asked
         self._on_agreed = on_agreed
         self._news = asyncio.Event()  # something is to be answered
-        self.welcomed = False
-        """The leader takes what this replica has, and sends the rest."""
+        self.followed = False
+        """Something of what the leader sends was taken: else the next stream ends as soon."""
 
     async def run(self, address: str, tls: Tls | None = None) -> NeedsSnapshot:
         """Follows until that cannot go on.
@@ -83,7 +83,6 @@ class Following:
                     await self._writing.truncate(truncate_to)
                     self._follower.truncated(truncate_to)
                 await self._on_agreed()
-                self.welcomed = True
                 self._writing.on_durable = self._synced
                 self._synced(self._log.durable_position)
                 answers = asyncio.create_task(self._answer(call), name="answers to the leader")
@@ -159,6 +158,7 @@ class Following:
                 self._extend(extend)
             else:
                 self._news.set()
+            self.followed = True
             self._applying.advance(follower.applicable, chunk.log_start)
             if follower.asked_to_lead:
                 self._on_asked()

@@ -43,7 +43,7 @@ class Candidate(Protocol):
         ...
 
     def left(self, *, followed: bool) -> None:
-        """A stream ended; `followed`: it had been a follower's, and was not refused."""
+        """A stream ended; `followed`: it had been of use."""
         ...
 
 
@@ -131,10 +131,10 @@ class Streams:
             log.exception("it cannot be followed")
             self._candidate.note("joining", f"{type(error).__name__}: {error}")
         finally:
-            if following.welcomed:
+            if following.followed:
                 self._backoff.reset()
             self.retry_ms = steady_ms() + round(self._backoff.next_s() * 1000)
-            self._candidate.left(followed=following.welcomed)
+            self._candidate.left(followed=following.followed)
 
     async def _followed(self, following: Following, follower: Follower, address: str) -> None:
         """Until a snapshot is needed."""

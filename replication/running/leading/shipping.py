@@ -34,8 +34,8 @@ PACE_MS = 500
 """Between two chunks of who is throttled, at most."""
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
-REFUSED_MAX = 16
-"""Names of replicas whose refusals are known to have been told."""
+TOLD_MAX = 16
+"""Names of replicas of which is known what was told last."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Shipping:
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
         self._over = False
-        self._refused: dict[str, str] = {}  # by name: what was told of it last
+        self._told: dict[str, str] = {}  # by name: what was told of it last
         self._parts: dict[str, LogPart] = {}  # by name of a member: what it was to compare last
 
     @property
@@ -125,9 +125,8 @@ class Shipping:
                 greeting = dataclasses.replace(greeting, common=part)
             await context.write(wire.to_greeting(greeting))
             if not isinstance(greeting, Welcome):
-                self._note_refused(hello.replica, str(greeting))
+                self._tell(hello.replica, f"does not follow: {greeting}")
                 return
-            self._refused.pop(hello.replica.name, None)
             self._on_follower(hello.replica.name, address)
             hearing = self._hear(number, stream, requests, greeting.truncate_to)
             answers = asyncio.create_task(hearing, name="answers")
@@ -166,14 +165,14 @@ class Shipping:
         self._log.verify(start, end)
         return self._log.checksum(start, end)
 
-    def _note_refused(self, replica: ReplicaId, greeting: str) -> None:
-        """It asks again each second, for ever if it was removed: told once."""
-        if self._refused.get(replica.name) == greeting:
+    def _tell(self, replica: ReplicaId, text: str) -> None:
+        """Told once: who is refused, or cannot take what comes, asks each second, for ever."""
+        if self._told.get(replica.name) == text:
             return
-        if len(self._refused) >= REFUSED_MAX:
-            self._refused.clear()
-        self._refused[replica.name] = greeting
-        log.info("%s does not follow: %s", replica, greeting)
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told[replica.name] = text
+        log.info("%s %s", replica, text)
 
     async def _hear(
         self, number: int, stream: _Stream, requests: AsyncIterator[Any], start: int
@@ -183,7 +182,7 @@ class Shipping:
             async for message in requests:
                 answer = wire.answer(message)
                 if not follows:  # whose log is another one says hello each second, and no more
-                    log.info("%s follows from %d on", answer.replica, start)
+                    self._tell(answer.replica, f"follows from {start} on")
                     follows = True
                 self._leader.answered(number, answer, self._log.written_position, steady_ms())
                 self._on_answer()

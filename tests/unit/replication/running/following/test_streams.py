@@ -34,7 +34,7 @@ class Candidate:
 class Following:
     """Its truncation fails: it finds no space for what it keeps aside, say."""
 
-    welcomed = False
+    followed = False
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -81,7 +81,7 @@ class Copy:
 class Behind:
     """The leader's log begins beyond what both have in common."""
 
-    welcomed = False
+    followed = False
 
     async def run(self, *_: Any) -> NeedsSnapshot:
         return NeedsSnapshot(7, ReplicaId("a", "a" * 32), 800)

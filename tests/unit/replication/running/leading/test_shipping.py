@@ -12,7 +12,7 @@ from duemq_server.replication.protocol.messages import Answer, Hello, LogPart
 from duemq_server.replication.protocol.record import Found, Record, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
-from duemq_server.replication.running.leading.shipping import REFUSED_MAX, Shipping
+from duemq_server.replication.running.leading.shipping import TOLD_MAX, Shipping
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
@@ -74,10 +74,10 @@ async def test_who_is_refused_again_and_again_is_a_line_of_the_log(
 async def test_names_of_the_refused_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     made = shipping()
-    for number in range(REFUSED_MAX + 1):
+    for number in range(TOLD_MAX + 1):
         await refused(made, f"z{number}")
-    assert len(caplog.messages) == REFUSED_MAX + 1
-    assert len(made._refused) <= REFUSED_MAX
+    assert len(caplog.messages) == TOLD_MAX + 1
+    assert len(made._told) <= TOLD_MAX
 
 
 class Requests:
@@ -107,6 +107,28 @@ async def test_that_somebody_follows_is_said_once_he_answers(
     hello = Hello("g", 7, B, 1, (), 0, 0, 1)
     await made.serve(hello, "h:1", Answers(), Context())  # type: ignore[arg-type]
     assert caplog.messages == [f"{B} follows from 0 on"] * bool(answers)
+
+
+async def test_who_follows_from_one_place_again_and_again_is_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What comes next is damaged here: who follows takes nothing, and asks each second."""
+    caplog.set_level(logging.INFO)
+    made = shipping()
+
+    class Answers:
+        async def __aiter__(self) -> AsyncIterator[pb.FromFollower]:
+            yield wire.to_answer(Answer(1, B, 0, 0))
+            for stream in made._streams.values():
+                stream.ended = True
+            made.wake()
+
+    for _ in range(3):
+        hello = Hello("g", 7, B, 1, (), 0, 0, 1)
+        await made.serve(hello, "h:1", Answers(), Context())  # type: ignore[arg-type]
+    assert caplog.messages == [f"{B} follows from 0 on"]
+    await refused(made, "b", epoch=0)
+    assert len(caplog.messages) == 2
 
 
 async def test_what_logs_have_in_common_is_read_once_as_long_as_it_stays_so() -> None:
