@@ -48,7 +48,8 @@ async def send(
             raise Unavailable("another replica is about to lead: ask that one", field="leader")
         await write(pb.SnapshotPart(data=data))
         sent += len(data)
-        await asyncio.sleep(wait_s(sent, rate, steady_ms() - began_ms))
+        due_s = wait_s(sent, rate, steady_ms() - began_ms)
+        await asyncio.sleep(min(due_s, PACE_MS / 1000))  # who hears nothing gives it up
 
 
 def wait_s(sent: int, rate: int, passed_ms: int) -> float:

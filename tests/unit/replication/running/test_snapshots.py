@@ -28,6 +28,23 @@ async def test_parts_are_small_enough_for_the_rate(
     assert max(map(len, parts)) == largest
 
 
+async def test_a_part_is_never_long_in_coming_however_low_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who gets it would give it up, and begin anew, for ever."""
+    waits: list[float] = []
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+
+    async def write(part: pb.SnapshotPart) -> None:
+        pass
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await snapshots.send(io.BytesIO(bytes(1 << 18)), 1024, write, lambda: False)
+    assert waits == [snapshots.PACE_MS / 1000] * 4
+
+
 async def test_who_is_about_to_lead_no_more_sends_no_further() -> None:
     parts: list[bytes] = []
 
