@@ -32,6 +32,7 @@ class Applying:
         self._log_start = 0
         self._news = asyncio.Event()
         self._moved = asyncio.Event()
+        self._waits = False  # for space, which is told once
         self.lock = asyncio.Lock()
         """Held while a thread is in the state."""
 
@@ -60,9 +61,12 @@ class Applying:
             async with self.lock:
                 await asyncio.to_thread(self._state.apply, self._goal, ENTRIES_MAX)
         except DiskFull as error:
-            log.error("what is followed waits for space: %s", error)
+            if not self._waits:
+                log.error("what is followed waits for space: %s", error)
+            self._waits = True
             await asyncio.sleep(FULL_S)
             return True
+        self._waits = False
         return self._state.applied > before
 
     async def alone(self, do: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:

@@ -73,6 +73,7 @@ class Streams:
         self._stream: asyncio.Task[None] | None = None
         self._follower: Follower | None = None
         self._backoff = Backoff(RETRY_S_MIN, RETRY_S_MAX)
+        self._failed = ""  # why it could not be followed, as it was told
 
     async def follow(self, record: Record) -> None:
         """Has a stream to whom the record names, unless the last one ended just now.
@@ -128,8 +129,11 @@ class Streams:
             self._copy.writing.fail(error)
             self._candidate.note("joining", f"the disk failed: {error}")
         except (StorageError, DuemqError, OSError, ValueError) as error:  # OSError: of a read
-            log.exception("it cannot be followed")
-            self._candidate.note("joining", f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
+            if text != self._failed:  # it is tried each second
+                log.exception("it cannot be followed")
+            self._failed = text
+            self._candidate.note("joining", text)
         finally:
             if following.followed:
                 self._backoff.reset()

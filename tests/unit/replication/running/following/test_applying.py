@@ -134,6 +134,32 @@ async def test_a_full_disk_is_tried_again_without_news(monkeypatch: pytest.Monke
     assert len(state.calls) == 2
 
 
+async def test_a_full_disk_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is logged takes space, too."""
+    monkeypatch.setattr(applying, "FULL_S", 0.0)
+
+    class Full(State):
+        fulls = 3
+
+        def apply(self, committed: int, entries_max: int | None = None) -> None:
+            self.fulls -= 1
+            self.full = self.fulls >= 0
+            super().apply(committed, entries_max)
+
+    state = Full()
+    state.durable = 2 * ENTRY
+    async with running(state) as made:
+        made.advance(ENTRY)
+        await reached(made, ENTRY)
+        assert caplog.text.count("waits for space") == 1
+        state.fulls = 3
+        made.advance(2 * ENTRY)
+        await reached(made, 2 * ENTRY)
+    assert caplog.text.count("waits for space") == 2
+
+
 async def test_what_the_open_found_no_space_to_save_is_saved_without_news(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

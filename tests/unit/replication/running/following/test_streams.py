@@ -59,13 +59,17 @@ async def test_who_has_no_space_for_a_truncation_says_so_without_a_traceback(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "no such sector"), Corrupt("a queue")])
-async def test_who_cannot_read_what_it_has_says_so(error: Exception) -> None:
-    """Else it would go on being called in sync, and ready."""
+async def test_who_cannot_read_what_it_has_says_so(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would go on being called in sync, and ready.  It tries each second."""
     candidate, copy = Candidate(), SimpleNamespace(committed=0)
     me = ReplicaId("b", "b" * 32)
     streams = Streams(me, copy, Times(), "h:1", candidate, None)  # type: ignore[arg-type]
-    await streams._run(Following(error), copy, "h:2")  # type: ignore[arg-type]
-    assert candidate.notes == [("joining", f"{type(error).__name__}: {error}")]
+    for _ in range(2):
+        await streams._run(Following(error), copy, "h:2")  # type: ignore[arg-type]
+    assert candidate.notes == [("joining", f"{type(error).__name__}: {error}")] * 2
+    assert len(caplog.records) == 1
 
 
 class Copy:
