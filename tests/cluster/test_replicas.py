@@ -141,13 +141,17 @@ def test_an_operator_moves_the_leader_and_sees_it(cluster: EmbeddedCluster) -> N
         assert [each.name for each in broker.replicas] == ["a", "b"]
 
 
-def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
+@pytest.mark.parametrize("comes_back", [False, True], ids=["lost", "comes back"])
+def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster, comes_back: bool) -> None:
+    """Of whom has more, which is gone, or is there again when another one leads."""
     topic, (leader, follower) = topic_name(), roles(cluster, GROUP)
     send(cluster, topic, b"kept")
     cluster.kill(follower, restart=False)
-    send(cluster, topic, b"lost")
+    for _ in range(2):
+        send(cluster, topic, b"lost")
     cluster.kill(leader, restart=False)
-    shutil.rmtree(cluster.data_dir(leader))
+    if not comes_back:
+        shutil.rmtree(cluster.data_dir(leader))
     cluster.start_member(follower)
     elect = ("replica", "elect", follower)
     until(lambda: "is lost" in duemq_says(cluster, *elect))
@@ -161,7 +165,8 @@ def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster) -> None:
 
 
 @pytest.mark.long
-def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster) -> None:
+@pytest.mark.parametrize("comes_back", [False, True], ids=["lost", "comes back"])
+def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster, comes_back: bool) -> None:
     topic, (leader, follower) = topic_name(), roles(cluster, SHARD)
     with Producer(cluster.nameserver) as producer:
 
@@ -175,7 +180,8 @@ def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster) -> None:
         cluster.kill(follower, restart=False)
         lost = [send(f"lost {number}", "1h") for number in range(2)]
         cluster.kill(leader, restart=False)
-        shutil.rmtree(cluster.data_dir(leader))
+        if not comes_back:
+            shutil.rmtree(cluster.data_dir(leader))
         cluster.start_member(follower)
         elect = ("replica", "elect", follower)
         until(lambda: "is lost" in duemq_says(cluster, *elect))
