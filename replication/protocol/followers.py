@@ -29,6 +29,9 @@ class Progress:
     mark_ms: int
     short_of_space: bool = False
     """As it said last."""
+    takes: bool = False
+    """It has taken something on this stream: who finds its own log to be another one, or damage in
+    what comes, says hello each second, and ends its stream by that."""
 
     def note_lag(self, end: int, now_ms: int) -> None:
         """It said what it has; `end` is the leader's own."""

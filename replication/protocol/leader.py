@@ -111,6 +111,7 @@ class Leader:
         if progress is None or (answer.epoch, answer.replica) != (self.epoch, progress.replica):
             return
         progress.heard_ms = max(progress.heard_ms, answer.heard_ms)
+        progress.takes = progress.takes or answer.heard_ms > 0
         progress.short_of_space = answer.short_of_space
         # Nobody has what was not sent to it.
         durable = min(answer.durable, progress.next)

@@ -108,4 +108,4 @@ class Roster:
 
 
 def _following(leader: Leader) -> dict[str, Progress]:
-    return {each.replica.name: each for each in leader.followers.values()}
+    return {each.replica.name: each for each in leader.followers.values() if each.takes}

@@ -1,7 +1,7 @@
 from duemq.v1 import nameserver_pb2 as pb
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.messages import Hello
+from duemq_server.replication.protocol.messages import Answer, Hello
 from duemq_server.replication.protocol.record import Found, MemberChange, Record, ReplicaId
 from duemq_server.replication.running.leading.roster import SILENT_MS, Roster
 
@@ -14,6 +14,26 @@ def leading(*in_sync: ReplicaId) -> Leader:
     return Leader(
         A, Found("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=NOW_MS
     )
+
+
+def follow(leader: Leader, replica: ReplicaId) -> None:
+    """It has taken a heartbeat that was sent a second ago."""
+    leader.hello(1, Hello("g", 7, replica, 1, (), 0, 0, 1), 0, NOW_MS)
+    leader.answered(1, Answer(1, replica, 0, NOW_MS - 1_000), 0, NOW_MS)
+
+
+def test_who_only_says_hello_is_away() -> None:
+    """Who cannot take what comes does so each second, and each time nameservers would be told."""
+    leader, roster = leading(A), Roster(lambda: NOW_MS, "h:1")
+    assert roster.look(leader, ())
+    for stream in (1, 2):
+        leader.hello(stream, Hello("g", 7, B, 1, (), 0, 0, 1), 0, NOW_MS)
+        leader.answered(stream, Answer(1, B, 0, 0), 0, NOW_MS)
+        assert not roster.look(leader, ())
+        leader.broke(stream)
+        assert not roster.look(leader, ())
+    follow(leader, B)
+    assert roster.look(leader, ())
 
 
 def test_who_is_removed_is_reported_no_more() -> None:
@@ -30,7 +50,7 @@ def test_who_is_removed_is_reported_no_more() -> None:
 
 def test_a_learner_that_is_silent_does_not_catch_up() -> None:
     leader, roster = leading(A), Roster(lambda: NOW_MS, "h:1")
-    leader.hello(1, Hello("g", 7, B, 1, (), 0, 0, 1), 0, NOW_MS)
+    follow(leader, B)
 
     def reason(now_ms: int) -> str:
         [b] = [each for each in roster.reports(leader, 100, now_ms) if each.name == "b"]
@@ -44,7 +64,7 @@ def test_a_learner_that_is_silent_does_not_catch_up() -> None:
 def test_a_follower_that_is_silent_lacks_nothing_and_is_told_to_be_silent() -> None:
     """While nothing is written it has all; but without it nothing would be committed."""
     leader, roster = leading(A, B), Roster(lambda: NOW_MS, "h:1")
-    leader.hello(1, Hello("g", 7, B, 1, (), 0, 0, 1), 0, NOW_MS)
+    follow(leader, B)
 
     def told(now_ms: int) -> tuple[int, bool, int, str]:
         [b] = [each for each in roster.reports(leader, 0, now_ms) if each.name == "b"]
