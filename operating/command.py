@@ -20,7 +20,7 @@ from duemq_server.operating.rows import (
     changes_of,
     exit_of,
     for_people,
-    lost_by_adopting,
+    only_others_have,
 )
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.running.v1.stubs import ReplicationStub
@@ -153,7 +153,7 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     """
     asking = _asking(session)
     chosen = asking.replica(replica)
-    losses = _lost_by_adopting(asking, chosen)
+    losses = _only_others_have(asking, chosen)
     refused = bool(losses) and not accept_loss
     return decide(
         session,
@@ -166,7 +166,7 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     )
 
 
-def _lost_by_adopting(asking: Asking, chosen: Replica) -> list[str]:
+def _only_others_have(asking: Asking, chosen: Replica) -> list[str]:
     try:
         others = asking.others(chosen)
     except DuemqError as error:
@@ -174,7 +174,7 @@ def _lost_by_adopting(asking: Asking, chosen: Replica) -> list[str]:
     own, *answers = asking.statuses([chosen, *others])
     if isinstance(own, DuemqError):
         raise own
-    return lost_by_adopting(own, zip(others, answers, strict=True))
+    return only_others_have(own, zip(others, answers, strict=True))
 
 
 @_command
@@ -184,11 +184,11 @@ def _lost_by_adopting(asking: Asking, chosen: Replica) -> list[str]:
 def elect(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Exit:
     """Nobody in sync is left: let this replica lead, although it may lack what was acknowledged.
 
-    Says what would be lost.  It is done with --accept-loss, and after a question where there is a
-    terminal and no --yes.  The group is a new store then: producers, timers and offsets of what is
-    lost never meet the new history, and up to a second of delayed messages may come twice.  To
-    brokers a timer service is another one then, and waits for `duemq timer release SHARD`.  With
-    --json, as `duemq replica adopt`.
+    Says what would be lost, and which other one has more.  It is done with --accept-loss, and after
+    a question where there is a terminal and no --yes.  The group is a new store then: producers,
+    timers and offsets of what is lost never meet the new history, and up to a second of delayed
+    messages may come twice.  To brokers a timer service is another one then, and waits for
+    `duemq timer release SHARD`.  With --json, as `duemq replica adopt`.
 
     \b
     Examples:
@@ -196,13 +196,15 @@ def elect(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
       duemq replica elect broker-0/b --accept-loss
     """
     asking = _asking(session)
+    chosen = asking.replica(replica)
     return decide(
         session,
         asking,
-        asking.replica(replica),
+        chosen,
         lambda to, request: to.Elect(request, timeout=asking.timeout_s),
         agreed=lambda: accept_loss and confirmed(session, "Let it lead?", yes=yes),
         remedy="say --accept-loss to have it done",
+        losses=_only_others_have(asking, chosen),
     )
 
 

@@ -56,7 +56,7 @@ def for_people(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def lost_by_adopting(
+def only_others_have(
     chosen: pb.ReplicaStatus, others: Iterable[tuple[Replica, pb.ReplicaStatus | DuemqError]]
 ) -> list[str]:
     """What may lie on other replicas alone, in words, one each."""
@@ -66,10 +66,7 @@ def lost_by_adopting(
         if isinstance(answer, DuemqError):
             lost.append(f"{each} does not answer: what only it has is lost")
         elif answer.role == "leader":
-            lost.append(
-                f"{each} leads, and has not heard yet that the record is gone: what it"
-                " acknowledges until then is lost"
-            )
+            lost.append(f"{each} leads: what it acknowledges until it hears of this is lost")
         elif (answer.log_epoch, answer.log_end) > ours:
             lost.append(
                 f"{each} has {answer.log_end:,} bytes of log, to epoch {answer.log_epoch}, and"

@@ -232,6 +232,16 @@ async def test_elect_says_what_would_be_lost_and_does_it_when_told_again(group: 
     assert b.decided[2:] == [("elect", False), ("elect", True)]
 
 
+async def test_elect_says_which_other_one_has_more(group: Group) -> None:
+    """Nobody in sync is left: of the others the one that has most is to be chosen."""
+    a, b = group.replicas["a"], group.replicas["b"]
+    a.role, a.log = "joining", (3, 12_346)
+    refused = await duemq(group, "elect", "g/b")
+    assert "what only g/a has is lost" in refused.stderr
+    assert b.decided == [("elect", False)]
+    assert "what only" not in (await duemq(group, "elect", "g/a")).stderr
+
+
 async def test_members_are_changed_by_the_leader_when_told_again(group: Group) -> None:
     a = group.replicas["a"]
     first = await duemq(group, "remove", "g/c")
@@ -307,7 +317,7 @@ async def test_adopt_says_who_still_leads(group: Group) -> None:
     b = group.replicas["b"]
     refused = await duemq(group, "adopt", "g/b", "--yes")
     assert refused.exit_code == Exit.FAILED
-    assert "g/a leads, and has not heard yet" in refused.stderr
+    assert "g/a leads: what it acknowledges" in refused.stderr
     assert b.decided == [("adopt", False)]
 
 
