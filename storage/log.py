@@ -82,8 +82,9 @@ class SegmentedLog(OpenedLog):
         """The last write found no space; `append` refuses until one succeeds."""
         self.on_append: Callable[[], None] | None = None
         """Called when an entry was appended and none waited before; the writer's."""
-        self.on_written: Callable[[int], None] | None = None
-        """Called with where a group ends that was written, by the thread that did."""
+        self.on_written: Callable[[int], None] = lambda position: None
+        """Called with where a group ends that was written, by the thread that did; may be replaced
+        meanwhile."""
         self._pending_bytes_max = pending_bytes_max
         self._group_bytes_max = group_bytes_max
         # Guards _group, _writer, written_position.  Taken before _sync_lock.
@@ -190,7 +191,7 @@ class SegmentedLog(OpenedLog):
         """As write_pending, but leaves the sync to a later `sync`."""
         with self._write_lock:
             group = self._write_group()
-        if group is not None and self.on_written is not None:
+        if group is not None:
             self.on_written(group.end_position)
         return group
 

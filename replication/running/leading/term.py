@@ -145,7 +145,7 @@ class Leading:
             self._set_task.cancel()
             await asyncio.gather(self._set_task, return_exceptions=True)
         await self._lease.stop()
-        self._log.on_written = None
+        self._log.on_written = lambda position: None
         for future in (self.deposed, self.no_space):
             if not future.done():
                 future.cancel()
