@@ -12,6 +12,8 @@ from duemq_server.replication.protocol.leader import Leader
 SILENT_MS = 3_000
 """Six heartbeats."""
 SNAPSHOT = "it gets a snapshot"
+SILENCE = "nothing is heard of it"
+REFUSES = "it takes nothing of what is sent: `duemq replica status` says why"
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Roster:
         self._now_ms = now_ms
         self._address = address
         self._addresses: dict[str, str] = {}
+        self._came_ms: dict[str, int] = {}
         self._standings: dict[str, _Standing] = {}
         self._blocked: tuple[str, ...] = ()
         self._receivers: Collection[str] = ()
@@ -36,6 +39,7 @@ class Roster:
     def came(self, name: str, address: str) -> None:
         """A replica follows; it is reached there."""
         self._addresses[name] = address
+        self._came_ms[name] = self._now_ms()
 
     def look(
         self, leader: Leader, blocked: tuple[str, ...], receivers: Collection[str] = ()
@@ -82,7 +86,7 @@ class Roster:
         if role == pb.LEADER:
             report.address = self._address
         elif progress is None:
-            report.reason = SNAPSHOT if name in self._receivers else "nothing is heard of it"
+            report.reason = self._absence(name)
         else:
             report.lag_bytes = max(0, end - (progress.durable or 0))
             if report.lag_bytes:
@@ -93,6 +97,13 @@ class Roster:
             elif not in_sync:
                 report.reason = "it catches up"
         return report
+
+    def _absence(self, name: str) -> str:
+        if name in self._receivers:
+            return SNAPSHOT
+        came_ms = self._came_ms.get(name)  # a clock may be set
+        came = came_ms is not None and abs(self._now_ms() - came_ms) <= SILENT_MS
+        return REFUSES if came else SILENCE
 
     def _standing(
         self, leader: Leader, name: str, progress: Progress | None

@@ -24,14 +24,24 @@ def follow(leader: Leader, replica: ReplicaId) -> None:
 
 def test_who_only_says_hello_is_away() -> None:
     """Who cannot take what comes does so each second, and each time nameservers would be told."""
-    leader, roster = leading(A), Roster(lambda: NOW_MS, "h:1")
+    clock = [NOW_MS]
+    leader, roster = leading(A), Roster(lambda: clock[0], "h:1")
+
+    def reason() -> str:
+        return next(each.reason for each in roster.reports(leader, 0, NOW_MS) if each.name == "b")
+
     assert roster.look(leader, ())
+    assert reason() == "nothing is heard of it"
     for stream in (1, 2):
+        roster.came("b", "h:2")
+        assert "takes nothing" in reason()
         leader.hello(stream, Hello("g", 7, B, 1, (), 0, 0, 1), 0, NOW_MS)
         leader.answered(stream, Answer(1, B, 0, 0), 0, NOW_MS)
         assert not roster.look(leader, ())
         leader.broke(stream)
         assert not roster.look(leader, ())
+    clock[0] += SILENT_MS + 1
+    assert reason() == "nothing is heard of it"
     follow(leader, B)
     assert roster.look(leader, ())
 
