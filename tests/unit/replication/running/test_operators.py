@@ -43,7 +43,12 @@ class Store:
 
 
 def operators(
-    store: Store, last_epoch: int = 4, *, unfit: str = "", installing: object = None
+    store: Store,
+    last_epoch: int = 4,
+    *,
+    unfit: str = "",
+    installing: object = None,
+    full: bool = False,
 ) -> Operators:
     """Of a replica whose log ends in that epoch, and that does not lead."""
     copy = SimpleNamespace(epochs=SimpleNamespace(last=last_epoch), check_history=lambda _: None)
@@ -52,7 +57,9 @@ def operators(
         leading=None,
         settings=SimpleNamespace(name="g", replica="a", replicas=("a", "b")),
         me=A,
-        state=SimpleNamespace(store_id=7, log=SimpleNamespace(end_position=800), unfit=unfit),
+        state=SimpleNamespace(
+            store_id=7, log=SimpleNamespace(end_position=800, disk_full=full), unfit=unfit
+        ),
         store=store,
         campaign=SimpleNamespace(
             copy=copy, role="joining", streams=SimpleNamespace(installing=installing)
@@ -91,13 +98,15 @@ async def test_what_was_done_by_a_request_that_was_repeated_is_done() -> None:
     assert "history from now on" in await operators(store).adopt(confirmed=True)
 
 
-@pytest.mark.parametrize("known", [{"unfit": "its log ends"}, {"installing": object()}])
+@pytest.mark.parametrize(
+    "known", [{"unfit": "its log ends"}, {"installing": object()}, {"full": True}]
+)
 async def test_who_cannot_lead_is_not_made_to(known: dict[str, Any]) -> None:
-    """It would win, and end, again and again."""
+    """The record would name it alone, and nobody would lead."""
     store = Store(Record("g", 7, frozenset("ab"), frozenset({B}), 3, B))
     asked = operators(store, **known)
     for decision in (asked.adopt, asked.elect):
-        with pytest.raises(InvalidArgument, match=r"its log"):
+        with pytest.raises(InvalidArgument, match=r"its (log|disk)"):
             await decision(confirmed=True)
     assert not store.asked
 
