@@ -28,9 +28,9 @@ from duemq_server.local_cluster.supervisor import (
     Supervisor,
     metrics_name,
 )
+from duemq_server.serving.settings import WILDCARDS, joined
 
 LOOPBACK = "127.0.0.1"
-WILDCARDS = ("0.0.0.0", "::")
 # A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
 HEARTBEAT_PERIOD_S = 0.75
 # Ten processes that start on a busy machine of two processors take half a minute.
@@ -377,11 +377,6 @@ class EmbeddedCluster:
 
 def _never() -> bool:
     return False
-
-
-def joined(host: str, port: int | str) -> str:
-    """HOST:PORT, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _advertised(host: str, advertise: str | None) -> str:

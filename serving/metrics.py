@@ -1,12 +1,13 @@
 """Prometheus metrics of the RPC layer, and the page that serves a process's metrics."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
-from wsgiref.simple_server import WSGIServer
+from socketserver import TCPServer, ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -14,7 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, RestrictedRegistry
 
 from duemq import telemetry
-from duemq_server.serving.settings import check_address
+from duemq_server.serving.settings import WILDCARDS, check_address, joined
 from duemq_server.serving.unsent import Unsent
 
 # From a cached answer to a long poll's end.
@@ -119,17 +120,39 @@ class TraceCollector(Collector):
         yield dropped
 
 
-def _impatient(kind: Any) -> Any:
-    """The same handler; who does not finish a request or read its answer holds no thread."""
+class _Request(WSGIRequestHandler):
+    """Of the page; who does not finish a request or read its answer holds no thread."""
 
-    class Impatient(kind):
-        timeout = REQUEST_TIMEOUT_S
+    timeout = REQUEST_TIMEOUT_S
 
-        def handle(self) -> None:
-            with suppress(TimeoutError):
-                super().handle()
+    def handle(self) -> None:
+        with suppress(TimeoutError):
+            super().handle()
 
-    return Impatient
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+class _Listener(ThreadingMixIn, WSGIServer):
+    """A thread a request.  Of a wildcard on every address, IPv4 and IPv6, as gRPC listens there."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self._both = host in WILDCARDS and socket.has_dualstack_ipv6()
+        if host in WILDCARDS:
+            host = "::" if self._both else "0.0.0.0"
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = found[0]
+        super().__init__(address, _Request)  # type: ignore[arg-type]  # IPv6 has a scope, too
+
+    def server_bind(self) -> None:
+        """Not as HTTPServer, which asks the network for the name of this machine."""
+        if self._both:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
+        self.setup_environ()
 
 
 class MetricsPage:
@@ -138,14 +161,16 @@ class MetricsPage:
     def __init__(self, registry: CollectorRegistry, listen: str) -> None:
         """Raises OSError if the address cannot be had."""
         host, port = check_address("metrics_listen", listen, port_min=0)
-        self._server: WSGIServer
-        self._thread: threading.Thread
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._server = _Listener(host, port)
         except OSError as error:
             raise OSError(f"metrics_listen: cannot listen on {listen}: {error}") from error
-        self._server.RequestHandlerClass = _impatient(self._server.RequestHandlerClass)
-        self.address = f"{host}:{self._server.server_port}"
+        self._server.set_app(make_wsgi_app(registry))
+        self.address = joined(host, self._server.server_port)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics page", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
         """Stops serving."""

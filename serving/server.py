@@ -30,7 +30,7 @@ from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq_server.serving.permissions.access import Permissions
 from duemq_server.serving.permissions.permissions_file import PermissionsFile
 from duemq_server.serving.resources import connections, memory
-from duemq_server.serving.settings import ProcessSettings, check_address
+from duemq_server.serving.settings import WILDCARDS, ProcessSettings, check_address, joined
 from duemq_server.serving.tls import server_credentials
 from duemq_server.serving.unsent import Unsent
 
@@ -169,8 +169,8 @@ class Server:
     def _bind(self) -> None:
         host, _ = check_address("listen", self._settings.listen, port_min=0)
         port = self._port(self._server, self._settings.listen, self._settings.tls)
-        wildcard = host in ("0.0.0.0", "::")
-        self.address = _joined("127.0.0.1" if wildcard else host, port)
+        wildcard = host in WILDCARDS
+        self.address = joined("127.0.0.1" if wildcard else host, port)
         self.advertised = self._settings.advertise or self.address
         if wildcard and not self._settings.advertise:
             log.warning(
@@ -193,7 +193,7 @@ class Server:
             self._probes = grpc.aio.server(options=list(OPTIONS))
             add_service(self._probes, health.SERVICE, self._health)
             host, _ = check_address("health_listen", listen, port_min=0)
-            self.health_address = _joined(host, self._port(self._probes, listen, None))
+            self.health_address = joined(host, self._port(self._probes, listen, None))
             await self._probes.start()
 
     def ready(self, *services: ServiceDescriptor, serving: bool = True) -> None:
@@ -250,7 +250,3 @@ class Server:
             timeout_s = self.unsent.timeout_s
             log.warning("%s has not read an answer for %g s: connection closed", peer, timeout_s)
             self._metrics.cut_connections.inc()
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

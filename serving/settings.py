@@ -215,6 +215,8 @@ def check(settings: Any) -> None:
 
 # Of DNS.
 HOST_CHARS_MAX = 253
+WILDCARDS = ("0.0.0.0", "::")
+"""Hosts to listen on that mean, the one as the other, all addresses, IPv4 and IPv6."""
 
 
 def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int]:
@@ -231,6 +233,11 @@ def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int
     if len(port) > 5 or not port_min <= int(port) <= 65535:
         raise _wrong(field, address, f"a port of {port_min} to 65535")
     return host.strip("[]"), int(port)
+
+
+def joined(host: str, port: int | str) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_name(field: str, name: str) -> None:

@@ -1,12 +1,20 @@
-"""A server of TCP connections that leaves none behind."""
+"""A server of TCP connections that leaves none behind; where this machine reaches itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 # From a connection that the kernel has accepted to its transport.
 TURNS = 3
+
+
+def loopbacks() -> Iterator[str]:
+    """As clients take them: some machines and containers have no IPv6."""
+    yield "127.0.0.1"
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        yield "[::1]"
 
 
 @asynccontextmanager

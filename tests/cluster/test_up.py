@@ -8,11 +8,13 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+import pytest
 
 from duemq import Admin
 from duemq_cli.exits import Exit
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.cluster.harness import WAIT_S, duemq, rows
+from tests.listening import loopbacks
 
 SERIES = {
     "nameserver-0": "duemq_nameserver_instances",
@@ -46,6 +48,19 @@ def test_it_listens_everywhere_and_advertises_a_name(tmp_path: Path) -> None:
         assert {each["labels"]["member"]: each["targets"] for each in targets} == {
             member: [address] for member, address in cluster.metrics.items()
         }
+
+
+@pytest.mark.skipif("[::1]" not in loopbacks(), reason="no IPv6")
+def test_a_member_comes_back_to_its_ipv6_addresses(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path, brokers=1, host="::1", metrics=True) as cluster:
+        before = cluster.address("broker-0"), cluster.metrics["broker-0"]
+        assert all(address.startswith("[::1]:") for address in before)
+        cluster.kill("broker-0")
+        cluster.wait_ready()
+        assert (cluster.address("broker-0"), cluster.metrics["broker-0"]) == before
+        assert SERIES["broker-0"] in page(cluster.metrics["broker-0"])
+        sent = rows(duemq(cluster.nameserver, "send", "greetings", "hello", "--json"))
+        assert sent[0]["broker"] == "broker-0"
 
 
 def test_the_command_says_where_metrics_are(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from duemq_server.serving import metrics
 from duemq_server.serving.methods import add_service
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
+from tests.listening import loopbacks
 
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
 VIEWS = {
@@ -29,6 +30,9 @@ VIEWS = {
         view_pb2.SendResponseView.SerializeToString,
     ),
 }
+
+
+ADDRESSES = ("address", "metrics_address", "health_address")
 
 
 class Servicer:
@@ -98,7 +102,7 @@ class Servicer:
 
 @asynccontextmanager
 async def serving(**more):
-    server = Server(ProcessSettings(listen="127.0.0.1:0", drain_timeout=0, **more))
+    server = Server(ProcessSettings(**{"listen": "127.0.0.1:0", "drain_timeout": 0, **more}))
     server.servicer = Servicer()
     server.add(SERVICE, server.servicer, VIEWS)
     await server.start(announced=False)
@@ -328,7 +332,7 @@ def read_page(url):
 
 
 async def test_half_a_request_for_metrics_is_not_waited_for(monkeypatch, capfd):
-    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(metrics._Request, "timeout", 0.05)
     async with serving(metrics_listen="127.0.0.1:0") as server:
         host, port = server.metrics_address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -337,6 +341,25 @@ async def test_half_a_request_for_metrics_is_not_waited_for(monkeypatch, capfd):
         writer.close()
         await writer.wait_closed()
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("everywhere", ["0.0.0.0", "[::]"])
+async def test_everywhere_is_ipv4_and_ipv6(everywhere):
+    """Of a pod Kubernetes' probes and Prometheus may know either."""
+    given = dict.fromkeys(("listen", "metrics_listen", "health_listen"), f"{everywhere}:0")
+    async with serving(**given) as server:
+        told = {name: getattr(server, name) for name in ADDRESSES}
+        ports = {name: address.rpartition(":")[2] for name, address in told.items()}
+        assert told["metrics_address"].startswith(f"{everywhere}:")
+        assert told["health_address"].startswith(f"{everywhere}:")
+        for host in loopbacks():
+            page = f"http://{host}:{ports['metrics_address']}/metrics"
+            assert "process_" in await asyncio.to_thread(read_page, page)
+            for name in ("address", "health_address"):
+                async with channel.connect(f"{host}:{ports[name]}") as connection:
+                    health = health_pb2_grpc.HealthStub(connection)
+                    answer = await health.Check(health_pb2.HealthCheckRequest())
+                    assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_metrics_count_calls_by_status():
