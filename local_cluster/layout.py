@@ -10,7 +10,8 @@
 
 A port is held as long as the cluster runs, also while its member does not: nobody else gets it.
 While the cluster is stopped somebody may take it.  The socket that holds it lets our member listen,
-and would let another cluster hold the same port: a mark tells that one (Linux only).
+and would let another cluster hold the same port: a mark tells that one (Linux only).  Of two that
+begin at once, on one address and on every one, neither may get it.
 
 Owned by: `EmbeddedCluster`.
 """
@@ -22,6 +23,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -29,6 +31,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from duemq.errors import InvalidArgument
+from duemq_server.serving.settings import WILDCARDS
 
 VERSION = 1
 # Of a folder with replicas: releases that know of none must not start on it.
@@ -195,6 +198,8 @@ def _marks(address: str, port: int) -> list[socket.socket]:
     try:
         mark = socket.socket(socket.AF_UNIX)
         mark.bind(f"\0duemq/{address}/{port}")
+        if _overlaps(address, port):  # looked for behind our own mark: one of two sees the other's
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     except OSError as error:
         if mark is not None:
             mark.close()
@@ -202,6 +207,16 @@ def _marks(address: str, port: int) -> list[socket.socket]:
             raise
         return []  # a sandbox forbids them: the port is held all the same
     return [mark]
+
+
+def _overlaps(address: str, port: int) -> bool:
+    """Whether another cluster has marked the port, it or this one for every address."""
+    try:
+        marks = Path("/proc/net/unix").read_text(errors="replace")
+    except OSError:  # a sandbox hides it
+        return False
+    others = {*re.findall(rf"@duemq/([^/\s]+)/{port}$", marks, re.MULTILINE)} - {address}
+    return bool(others) and (address in WILDCARDS or not others.isdisjoint(WILDCARDS))
 
 
 def bind_port(port: int, host: str = "127.0.0.1") -> socket.socket:

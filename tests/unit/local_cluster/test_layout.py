@@ -12,6 +12,7 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq_server.local_cluster import plan
 from duemq_server.local_cluster.layout import Layout
+from tests.listening import loopbacks
 
 
 def planned(
@@ -74,6 +75,28 @@ def test_a_port_that_one_cluster_holds_is_taken_for_another_before_anybody_liste
             assert refused.value.errno == errno.EADDRINUSE
         one.close()
         assert other.hold(port) == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port has no mark")
+@pytest.mark.skipif("[::1]" not in loopbacks(), reason="no IPv6")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("127.0.0.1", "0.0.0.0"), ("0.0.0.0", "127.0.0.1"), ("::", "0.0.0.0"), ("127.0.0.1", "::")],
+)
+def test_a_port_of_every_address_is_one_of_each(first: str, second: str, tmp_path: Path) -> None:
+    with closing(Layout(tmp_path)) as one, closing(Layout(tmp_path)) as other:
+        port = one.hold(0, first)
+        with pytest.raises(OSError, match="in use") as refused:
+            other.hold(port, second)
+        assert refused.value.errno == errno.EADDRINUSE
+        one.close()
+        assert other.hold(port, second) == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is no address")
+def test_two_addresses_have_a_port_each(tmp_path: Path) -> None:
+    with closing(Layout(tmp_path)) as one, closing(Layout(tmp_path)) as other:
+        assert other.hold(one.hold(0, "127.0.0.1"), "127.0.0.2")
 
 
 def test_where_a_sandbox_forbids_marks_ports_are_held_without(
