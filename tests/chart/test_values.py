@@ -147,6 +147,14 @@ def test_a_group_is_a_set_of_replicas(helm, values, role, groups, replicas, stor
     assert len(addresses) == groups * replicas
 
 
+@pytest.mark.parametrize("scheme", ["", "https://"])
+def test_an_etcd_may_have_ipv6_addresses(helm, scheme, tmp_path):
+    store = f"etcd:{scheme}[fd00::1]:2379,{scheme}etcd-1:2379"
+    given = {"leaseStore": store, "broker": {"replicasPerBroker": 3}}
+    read = settings_of(sets_of(helm.template(overrides=given), "broker")[0], "broker", 0, tmp_path)
+    assert read.etcd_endpoints == ["[fd00::1]:2379", "etcd-1:2379"]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_shard_that_leaves_is_told_how_many_stay(helm, replicas, tmp_path):
     given = {"replicas": 4, "shards": 3, "replicasPerShard": replicas}
@@ -352,6 +360,9 @@ def test_the_charts_readme_names_every_value():
             {"traces": {"report": {"enabled": True}, "keep": "2h59m"}},
             "traces.keep is 2h59m, must be 3h or more",
         ),
+        # Not when somebody turns the report on, perhaps with another file of values.
+        ({"traces": {"keep": "1h"}}, "traces.keep is 1h, must be 3h or more"),
+        ({"leaseStore": "etcd:fd00::1:2379"}, "leaseStore"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):

@@ -81,7 +81,7 @@
 {{- range regexFindAll "[0-9.]+[a-z]+" .Values.traces.keep -1 }}
 {{- $kept = addf $kept (include "duemq.amount" . | float64) }}
 {{- end }}
-{{- if and .Values.traces.report.enabled (lt $kept 10800.0) }}
+{{- if lt $kept 10800.0 }}
 {{- fail (printf "traces.keep is %s, must be 3h or more: each run of the report would end with an error" .Values.traces.keep) }}
 {{- end }}
 {{- end -}}
