@@ -107,7 +107,10 @@ def load() -> Contexts:
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}, known is {VERSION}")
         by_name = {str(name): _context(each) for name, each in content["contexts"].items()}
-        return Contexts(by_name, content["current"])
+        current = content["current"]
+        if current is not None and current not in by_name:  # not another cluster in silence
+            raise ValueError(f"current is {current!r}, there are: {', '.join(by_name) or 'none'}")
+        return Contexts(by_name, current)
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -120,8 +123,10 @@ def load() -> Contexts:
 
 
 def _context(content: dict[str, Any]) -> Context:
-    tls = content.get("tls")
-    return Context(str(content["nameserver"]), Tls(**tls) if tls is not None else None)
+    nameserver, tls = content["nameserver"], content.get("tls")
+    if not isinstance(nameserver, str):
+        raise TypeError(f"nameserver is {nameserver!r}, must be text")
+    return Context(nameserver, Tls(**tls) if tls is not None else None)
 
 
 def _content(context: Context) -> dict[str, object]:

@@ -288,7 +288,16 @@ def test_contexts_are_used_where_no_address_is_given(
     assert [path.name for path in (tmp_path / "duemq").iterdir()] == ["contexts.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', '{"version": 1, "contexts": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", '{"version": 2}', '{"version": 1, "contexts": 1}'),
+        # Commands would go to another cluster, that of the default, and say nothing.
+        '{"version": 1, "contexts": {}, "current": "staging"}',
+        '{"version": 1, "contexts": {}, "current": ["staging"]}',
+        '{"version": 1, "contexts": {"a": {"nameserver": null}}, "current": "a"}',
+    ],
+)
 def test_a_bad_file_of_contexts_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "duemq").mkdir()
     (tmp_path / "duemq" / "contexts.json").write_text(content)
