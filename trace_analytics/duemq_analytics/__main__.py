@@ -3,21 +3,24 @@
 Also as a job of `spark-submit`, whose master and settings then hold.
 
 Exit codes: 0 done; 1 the traces could not be read, or nothing written; 2 wrong usage, or Java or a
-package is missing; 130 interrupted.
+package is missing; 130 interrupted; 143 ended by SIGTERM (`land`: 0).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from duemq_analytics import loading
 
@@ -68,12 +71,14 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; answers the exit code."""
     arguments = _parser().parse_args(argv)
-    scratch: Path | None = None
     try:
         loading.over()
-        scratch = Path(tempfile.mkdtemp(prefix="duemq-spark-"))
-        code: int = arguments.run(arguments, scratch)
-        return code
+        with (
+            _ended_by_sigterm(),
+            tempfile.TemporaryDirectory(prefix="duemq-spark-", ignore_cleanup_errors=True) as name,
+        ):
+            code: int = arguments.run(arguments, Path(name))
+            return code
     except InvalidArgument as error:
         return _failed(arguments, error, 2)
     except (DuemqError, OSError) as error:
@@ -85,9 +90,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(arguments, text, 2)
     except KeyboardInterrupt:
         return _failed(arguments, INTERRUPTED, 130)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Within, SIGTERM raises SystemExit, so that what is temporary goes; not where it is heeded."""
+    main_thread = threading.current_thread() is threading.main_thread()
+    if not main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
     finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # a second one waits for nothing
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

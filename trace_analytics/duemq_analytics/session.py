@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -138,7 +139,11 @@ def start(
                 "spark.sql.warehouse.dir": str(scratch / "warehouse"),
                 "spark.local.dir": str(scratch),
             }
-    spark = SparkSession.builder.config(map=settings).getOrCreate()
+    try:
+        spark = SparkSession.builder.config(map=settings).getOrCreate()
+    except BaseException as error:
+        _end_half_started(error)
+        raise
     spark.dataSource.register(TopicFormat)
     spark.dataSource.register(SpanSource)
     return spark
@@ -150,6 +155,19 @@ def stop(spark: SparkSession) -> None:
 
     with suppress(Py4JError, ConnectionError):
         spark.stop()
+
+
+def _end_half_started(error: BaseException) -> None:
+    """Java that was not up when its start was broken off: it would stay for ever.
+
+    pyspark takes away the folder where it is to write, and then it does not look at its standard
+    input any more.  Only the frames that were left know the process.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for process in frame.f_locals.values():
+            if isinstance(process, subprocess.Popen):
+                process.kill()
+                process.wait()
 
 
 def java_ended(spark: SparkSession, error: Exception) -> str:

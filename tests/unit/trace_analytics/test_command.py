@@ -197,6 +197,67 @@ def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("name", ["report", "compact"])
+def test_sigterm_leaves_no_temporary_files(name, tmp_path):
+    """A service manager or a Job's deadline sends it; what is left would lie there for ever."""
+    (tmp_path / "lake" / "_batches").mkdir(parents=True)
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED, name, "--lake", tmp_path / "lake"]
+        + (["--output", tmp_path / "out"] if name == "report" else []),
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, ""), done.stderr
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+# It comes while Spark has files there.
+TERMINATED = """
+import signal, sys
+from duemq_analytics import __main__ as command, session
+
+def start(name, scratch, **how):
+    (scratch / "blockmgr").mkdir()
+    signal.raise_signal(signal.SIGTERM)
+
+session.start = start
+sys.exit(command.main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_java_that_is_not_up_yet_ends_with_the_job(number, tmp_path):
+    """It would wait for ever for who has started it."""
+    (tmp_path / "lake" / "_batches").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "spark-submit"
+    # Of pyspark's: what becomes Java.
+    java.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid; kill -{number:d} $PPID; exec sleep 600\n")
+    java.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING, "compact", "--lake", tmp_path / "lake"],
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # of a test that fails nothing stays, either
+    assert done.returncode == 128 + number
+
+
+STARTING = """
+import sys
+from duemq_analytics import __main__ as command, session
+
+session.require_java = lambda: 17
+sys.exit(command.main())
+"""
+
+
 def test_ctrl_c_waits_for_the_interpreter_of_the_job(tmp_path, monkeypatch):
     def waits():
         return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
