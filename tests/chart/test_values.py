@@ -363,6 +363,14 @@ def test_the_charts_readme_names_every_value():
         # Not when somebody turns the report on, perhaps with another file of values.
         ({"traces": {"keep": "1h"}}, "traces.keep is 1h, must be 3h or more"),
         ({"leaseStore": "etcd:fd00::1:2379"}, "leaseStore"),
+        # What is null is not there: pods would be told of no nameserver, shard or volume.
+        ({"clusterDomain": None}, "clusterDomain"),
+        ({"leaseStore": None, "broker": {"replicasPerBroker": 3}}, "leaseStore"),
+        ({"image": {"repository": None}}, "repository"),
+        ({"nameserver": {"replicas": None}}, "replicas"),
+        ({"timerService": {"replicas": None}}, "replicas"),
+        ({"broker": {"persistence": {"enabled": None}}}, "enabled"),
+        ({"traces": {"report": {"enabled": True, "since": None}}}, "since"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm, values, said):
@@ -459,6 +467,13 @@ def test_a_probe_that_is_null_is_not_there(helm):
     assert "livenessProbe" not in container
     assert container["readinessProbe"]["grpc"]["service"] == "duemq.v1.Broker"
     assert container["startupProbe"]["failureThreshold"] == 120
+
+
+@pytest.mark.parametrize("values", ["probes", "resources"])
+def test_probes_and_resources_that_are_null_are_none(helm, values):
+    [one] = sets_of(helm.template(overrides={"broker": {values: None}}), "broker")
+    [container] = one["spec"]["template"]["spec"]["containers"]
+    assert not container.get("resources" if values == "resources" else "livenessProbe")
 
 
 def test_an_older_kubernetes_is_refused(helm):

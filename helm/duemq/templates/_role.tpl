@@ -338,7 +338,7 @@ containers:
     {{- $ready := ternary "duemq.replication.v1.Replication" .service (hasKey . "group") }}
     {{- $values := .values }}
     {{- range $name, $service := dict "startup" "" "readiness" $ready "liveness" "" }}
-    {{- with get $values.probes $name }}
+    {{- with get (default dict $values.probes) $name }}
     {{ $name }}Probe:
       {{- include "duemq.role.probe" (dict "port" $probed "service" $service "probe" .) | nindent 6 }}
     {{- end }}
