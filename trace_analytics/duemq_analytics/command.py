@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from duemq.settings import nameservers_of
 from duemq_analytics import loading
 from duemq_analytics.options import OFFSETS_PER_TRIGGER_LIMIT
 from duemq_analytics.show_command import show
@@ -64,7 +65,7 @@ def report(
     for topic in topics:
         arguments += ["--topic", topic]
     arguments += ["--since", since] if since else []
-    source = ["--nameserver", session.nameserver] if lake is None else ["--lake", lake]
+    source = _cluster(session) if lake is None else ["--lake", lake]
     return _job(session, "report", [*source, *arguments])
 
 
@@ -113,7 +114,7 @@ def land(
     arguments += ["--every", every] if every else []
     arguments += ["--messages-per-batch", str(messages)] if messages else []
     arguments += ["--skip-lost"] if skip_lost else []
-    return _job(session, "land", ["--nameserver", session.nameserver, *arguments])
+    return _job(session, "land", [*_cluster(session), *arguments])
 
 
 @trace.command()
@@ -145,6 +146,11 @@ def prepare(session: Session) -> int:
     Some 200 MB in ~/.cache/duemq (XDG_CACHE_HOME), once for a Java and a Spark.
     """
     return _job(session, "prepare", [])
+
+
+def _cluster(session: Session) -> list[str]:
+    """With all ports: other commands take addresses without."""
+    return ["--nameserver", ",".join(nameservers_of(session.nameserver))]
 
 
 def _job(session: Session, name: str, arguments: list[str]) -> int:

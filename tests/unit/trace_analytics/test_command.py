@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from duemq.errors import InvalidArgument, Rejected
 from duemq_analytics import __main__ as command
-from duemq_analytics import failures, lake_commands, loading, output, session
+from duemq_analytics import failures, lake_commands, loading, options, output, session
 from duemq_analytics.command import trace
 from duemq_analytics.progress import Progress, bar
 
@@ -131,6 +131,16 @@ def test_how_long_ago_may_have_the_sign_of_other_commands(since, tmp_path, monke
     given = ["report", "--output", str(tmp_path), "--since", since]
     CliRunner().invoke(trace, given, catch_exceptions=False)
     assert command._parser().parse_args(became[3:]).since == timedelta(hours=2)
+
+
+@pytest.mark.parametrize("name", ["report", "land"])
+def test_a_nameserver_needs_no_port_as_of_other_commands(name, tmp_path, monkeypatch):
+    became = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environment: became.extend(arguments))
+    given = [name, "--nameserver", "ns-0,[::1]:1,[::1]", "--output", str(tmp_path)]
+    CliRunner().invoke(trace, given, catch_exceptions=False)
+    read = options.addresses(command._parser().parse_args(became[3:]).nameserver)
+    assert read == ("ns-0:9876", "[::1]:1", "[::1]:9876")
 
 
 @pytest.mark.parametrize(
