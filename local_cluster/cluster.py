@@ -16,6 +16,7 @@ from types import TracebackType
 import tenacity
 
 from duemq.errors import InvalidArgument
+from duemq.protocol import checks
 from duemq.settings import Tls
 from duemq_server.local_cluster import plan, readiness, safe_path
 from duemq_server.local_cluster.layout import Layout
@@ -28,7 +29,7 @@ from duemq_server.local_cluster.supervisor import (
     Supervisor,
     metrics_name,
 )
-from duemq_server.serving.settings import WILDCARDS, joined
+from duemq_server.serving.settings import WILDCARDS, ProcessSettings, joined
 
 LOOPBACK = "127.0.0.1"
 # A nameserver spends 1 to 2 ms of CPU on a heartbeat: three members cost it 0.7 % of a core.
@@ -382,7 +383,13 @@ def _never() -> bool:
 def _advertised(host: str, advertise: str | None) -> str:
     """The host for others.  Raises InvalidArgument where none can be known."""
     if advertise:
-        return advertise.strip("[]")
+        name = advertise.strip("[]")
+        try:
+            ProcessSettings(advertise=joined(name, 1))  # as members would refuse it
+        except InvalidArgument as error:
+            limit = "a host name or address of this machine, without a port"
+            raise checks.wrong("advertise", advertise, limit) from error
+        return name
     if host in WILDCARDS:
         raise InvalidArgument(
             f"to listen on {host} says not how others reach this machine: say so by --advertise",

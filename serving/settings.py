@@ -15,6 +15,7 @@ and the limit.
 
 import argparse
 import dataclasses
+import ipaddress
 import math
 import os
 import re
@@ -108,8 +109,8 @@ class ProcessSettings:
     def __post_init__(self) -> None:
         check(self)
         check_address("listen", self.listen, port_min=0)
-        if self.advertise:
-            check_address("advertise", self.advertise)
+        if self.advertise and check_address("advertise", self.advertise)[0] in WILDCARDS:
+            raise _wrong("advertise", self.advertise, "an address by which others reach this one")
         if self.metrics_listen:
             check_address("metrics_listen", self.metrics_listen, port_min=0)
         if self.health_listen:
@@ -224,7 +225,7 @@ def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit():
         raise _wrong(field, address, "HOST:PORT")
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    if any(sign in host for sign in ":[]") and not _is_bracketed_ipv6(host):
         raise _wrong(field, address, "HOST:PORT, an IPv6 address in brackets")
     if not re.fullmatch(r"[!-~]+", host):
         raise _wrong(field, address, "a host of ASCII characters, without spaces")
@@ -233,6 +234,14 @@ def check_address(field: str, address: str, port_min: int = 1) -> tuple[str, int
     if len(port) > 5 or not port_min <= int(port) <= 65535:
         raise _wrong(field, address, f"a port of {port_min} to 65535")
     return host.strip("[]"), int(port)
+
+
+def _is_bracketed_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return host == f"[{host[1:-1]}]"
 
 
 def joined(host: str, port: int | str) -> str:

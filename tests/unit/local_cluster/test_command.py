@@ -29,6 +29,18 @@ def test_a_nameserver_that_is_written_is_not_the_one_that_is_started(
     assert ("starts a nameserver of its own" in told.stderr) == written
 
 
+@pytest.mark.parametrize("advertise", ["queue:9870", "http://queue", "a b", "0.0.0.0", "[::]"])
+def test_what_nobody_can_reach_is_refused_before_anything_is_started(
+    advertise: str, tmp_path: Path
+) -> None:
+    """It would start, and be of use to nobody; or its members would die again and again."""
+    given = ["up", "--data", str(tmp_path / "d"), "--listen", "0.0.0.0", "--advertise", advertise]
+    told = CliRunner().invoke(cli, given)
+    assert told.exit_code == Exit.USAGE
+    assert f"advertise: {advertise!r} is not allowed" in told.stderr
+    assert not (tmp_path / "d").exists()
+
+
 @needs_openssl
 def test_files_of_tls_that_are_of_no_use_are_named_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

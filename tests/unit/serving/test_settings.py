@@ -167,7 +167,14 @@ def member(**given):
         ("nameservers", ("host",)),
         ("listen", "host:70000"),
         ("listen", "::1:80"),
+        ("listen", "[localhost]:80"),
+        ("listen", "[::1:80"),
         ("advertise", "host:0"),
+        # A port too many, as somebody has put it together.
+        ("advertise", "[host:9870]:9870"),
+        # Others would connect to themselves.
+        ("advertise", "0.0.0.0:9870"),
+        ("advertise", "[::]:9870"),
         ("metrics_listen", "9880"),
         ("heartbeat_period", 0),
         ("tracing", "yes"),
@@ -181,4 +188,5 @@ def test_a_members_settings_are_checked(field, value):
 
 def test_addresses():
     assert settings.check_address("listen", "[::1]:80") == ("::1", 80)
+    assert settings.check_address("listen", "[fe80::1%eth0]:80") == ("fe80::1%eth0", 80)
     assert member(listen="0.0.0.0:0").listen == "0.0.0.0:0"
