@@ -36,6 +36,7 @@ from duemq_server.serving.settings import WILDCARDS
 VERSION = 1
 # Of a folder with replicas: releases that know of none must not start on it.
 VERSION_REPLICATED = 2
+PORT_MAX = 65_535
 
 
 class Layout:
@@ -159,7 +160,7 @@ class Layout:
                     known = f"{VERSION} and {VERSION_REPLICATED}"
                     raise ValueError(f"version {content['version']}, known are {known}")
                 self.replicas = int(content.get("replicas", self.replicas))
-                self._ports = {str(k): int(v) for k, v in content["ports"].items()}
+                self._ports = {str(k): _port(v) for k, v in content["ports"].items()}
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InvalidArgument(
                     f"{path} is not a cluster file of DueMQ: {error}", field="data", value=str(path)
@@ -169,6 +170,13 @@ class Layout:
         """Of the group that has most; 1: there are none."""
         folders = (self.directory / group for group in self.groups("broker"))
         return max(map(_replicas_in, folders), default=1)
+
+
+def _port(value: object) -> int:
+    port = int(str(value))
+    if not 0 <= port <= PORT_MAX:
+        raise ValueError(f"port {port}, known are 0 to {PORT_MAX}")
+    return port
 
 
 def _write(path: Path, content: object) -> None:

@@ -350,9 +350,12 @@ def _listening_at(line: bytes) -> dict[str, str]:
 
 
 def _reason(code: int) -> str:
-    if code < 0:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
         return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    except ValueError:  # most of real time have no name
+        return f"signal {-code}"
 
 
 def _pid(member: Member) -> int:

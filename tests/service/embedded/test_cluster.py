@@ -64,6 +64,15 @@ def test_a_dead_member_is_started_again_at_its_address(
     assert running.address("broker-1") == address
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no signals of real time")
+def test_so_is_one_that_a_signal_without_a_name_has_ended(
+    running: EmbeddedCluster, events: Events
+) -> None:
+    os.kill(running.processes["broker-1"], signal.SIGRTMIN + 1)
+    assert events.wait("died").details["reason"] == f"signal {signal.SIGRTMIN + 1}"
+    assert events.wait("restarted").details["member"] == "broker-1"
+
+
 def test_a_member_killed_for_good_stays_down_until_started(running: EmbeddedCluster) -> None:
     running.kill("timer-0", restart=False)
     assert "timer-0" not in running.processes

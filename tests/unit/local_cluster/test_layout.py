@@ -1,6 +1,7 @@
 """What the folder of a cluster knows of its members."""
 
 import errno
+import json
 import os
 import socket
 import sys
@@ -112,6 +113,14 @@ def test_where_a_sandbox_forbids_marks_ports_are_held_without(
     monkeypatch.setattr(socket, "socket", refused)
     with closing(Layout(tmp_path)) as layout:
         assert layout.hold(0)
+
+
+@pytest.mark.parametrize("port", [70_000, -1, "many", None])
+def test_a_port_that_is_none_is_told_with_the_file(port: object, tmp_path: Path) -> None:
+    content = {"version": 1, "ports": {"broker-0": port}}
+    (tmp_path / "cluster.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidArgument, match=r"cluster\.json is not a cluster file"):
+        Layout(tmp_path).open()
 
 
 def test_ports_are_on_disk_before_they_take_the_place_of_others(
