@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
@@ -24,6 +25,8 @@ SECONDS_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 READ_TIMES = 10
 # Of the page: for a request to come, and for its answer to be taken.
 REQUEST_TIMEOUT_S = 10.0
+# At a time; nobody needs more than a few.
+REQUESTS_MAX = 32
 
 
 class Registry(CollectorRegistry):
@@ -139,12 +142,31 @@ class _Listener(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int) -> None:
+        self._room = threading.BoundedSemaphore(REQUESTS_MAX)
         self._both = host in WILDCARDS and socket.has_dualstack_ipv6()
         if host in WILDCARDS:
             host = "::" if self._both else "0.0.0.0"
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
         super().__init__(address, _Request)  # type: ignore[arg-type]  # IPv6 has a scope, too
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Who comes while REQUESTS_MAX are here is sent away: each holds a thread."""
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # there is no thread for it
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """In its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def server_bind(self) -> None:
         """Not as HTTPServer, which asks the network for the name of this machine."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import urllib.request
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import grpc.aio
@@ -21,6 +21,7 @@ from duemq_server.serving.methods import add_service
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 from tests.listening import loopbacks
+from tests.service.running_cluster import until
 
 SERVICE = broker_pb2.DESCRIPTOR.services_by_name["Broker"]
 VIEWS = {
@@ -331,6 +332,12 @@ def read_page(url):
         return page.read().decode()
 
 
+def is_served(address):
+    with suppress(OSError):
+        return "process_" in read_page(f"http://{address}/metrics")
+    return False
+
+
 async def test_half_a_request_for_metrics_is_not_waited_for(monkeypatch, capfd):
     monkeypatch.setattr(metrics._Request, "timeout", 0.05)
     async with serving(metrics_listen="127.0.0.1:0") as server:
@@ -341,6 +348,21 @@ async def test_half_a_request_for_metrics_is_not_waited_for(monkeypatch, capfd):
         writer.close()
         await writer.wait_closed()
     assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_who_comes_while_many_ask_for_metrics_is_sent_away(monkeypatch):
+    """Each holds a thread, and a port scanner, or who never finishes a request, could take all."""
+    monkeypatch.setattr(metrics, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(metrics._Request, "timeout", 600)
+    async with serving(metrics_listen="127.0.0.1:0") as server:
+        host, port = server.metrics_address.split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        for _, each in (*held, (reader, writer)):
+            each.close()
+            await each.wait_closed()
+        await until(lambda: asyncio.to_thread(is_served, server.metrics_address))
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "[::]"])
