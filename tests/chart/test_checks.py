@@ -103,6 +103,16 @@ def test_whoever_installs_is_told_of_memory_that_slow_clients_can_take(helm4, li
     assert ("WARNING: nameserver.resources.limits.memory" in told) == much
 
 
+@pytest.mark.parametrize(
+    ("limit", "near", "much"),
+    [("1Gi", "64MiB", False), ("1Gi", "480MiB", True), ("600Mi", "64MiB", True), (None, "1GiB", 0)],
+)
+def test_whoever_installs_is_told_of_memory_that_timers_can_take(helm4, limit, near, much):
+    given = {"resources": {"limits": {"memory": limit}}, "settings": {"near_bytes_max": near}}
+    told = notes(helm4, {"timerService": given})
+    assert ("WARNING: timerService.resources.limits.memory" in told) == bool(much)
+
+
 def test_no_warning_is_of_the_values_as_they_are(helm4):
     assert "WARNING" not in notes(helm4, {})
 
