@@ -122,7 +122,8 @@ def _tell(output: Output, say: Callable[[], None]) -> None:
 
 def _usage_error(output: Output, error: click.ClickException) -> None:
     if output.as_json:
-        output.error(error.format_message())
+        text = error.format_message()
+        output.error(InvalidArgument(text) if error.exit_code == Exit.USAGE else text)
     else:
         error.show()
 

@@ -157,7 +157,9 @@ def test_wrong_usage_is_exit_2_and_an_error_object_with_json(arguments: tuple[st
     assert run(*arguments).exit_code == Exit.USAGE
     result = run("--json", *arguments)
     assert result.exit_code == Exit.USAGE
-    assert json.loads(result.stdout)["error"]["message"]
+    told = json.loads(result.stdout)["error"]
+    assert told["message"]
+    assert told["code"] == "INVALID_ARGUMENT"
 
 
 def test_a_cluster_that_is_not_there_is_exit_3_in_one_line(nobody: str) -> None:
