@@ -312,8 +312,7 @@ class EmbeddedCluster:
         if member.kind == "nameserver":
             command += ["--ready-after", str(self._heartbeat_period_s)]
         else:
-            nameservers = ",".join(map(self.address, self.names("nameserver")))
-            command += ["--nameservers", nameservers]
+            command += ["--nameservers", self.nameserver]
             command += ["--heartbeat-period", str(self._heartbeat_period_s)]
             command += ["--min-insync", str(self._min_insync)] if self._min_insync else []
         return [*command, *self._tls_flags, *self._flags.get(member.kind, ())]

@@ -1,6 +1,7 @@
 """What an embedded cluster still lacks until it is usable, in words; nothing: it is.
 
 A nameserver may list for a while who led before: whoever it says leads a group is asked itself.
+All are asked where others reach them: a certificate is for that name.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def unregistered(
     """
     lacking = _unregistered(nameserver, expected, advertised, tls)
     if lacking and tls is not None:
-        _check_permitted(nameserver, tls)
+        _check_permitted(nameserver.name, advertised(nameserver), tls)
     return lacking
 
 
@@ -42,7 +43,7 @@ def _unregistered(
     nameserver: Member, expected: Sequence[Member], advertised: Advertised, tls: Tls | None
 ) -> str:
     try:
-        cluster = _cluster(nameserver, tls)
+        cluster = _cluster(advertised(nameserver), tls)
     except grpc.RpcError as error:
         return f"{nameserver.name}: {_details(error)}"
     listed: list[_Instance] = [*cluster.brokers, *cluster.timers]
@@ -57,15 +58,15 @@ def _unregistered(
     return f"{', '.join(missing)} at {nameserver.name}" if missing else ""
 
 
-def _check_permitted(nameserver: Member, tls: Tls) -> None:
+def _check_permitted(name: str, address: str, tls: Tls) -> None:
     """Asks as members do, with their certificate, and for nothing."""
-    with connect_blocking(nameserver.address, tls) as connection:
+    with connect_blocking(address, tls) as connection:
         try:
             stubs.NameserverStub(connection).Register(pb.RegisterRequest(), timeout=RPC_TIMEOUT_S)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                 raise ClusterFailed(
-                    f"{nameserver.name} refuses the members' own certificate, {tls.cert}:"
+                    f"{name} refuses the members' own certificate, {tls.cert}:"
                     f" {_details(error)}: give a name of it `service = true`"
                 ) from None
 
@@ -79,14 +80,14 @@ def leader_of(
 ) -> str:
     """The name of the member that leads the group; empty: none does, as far as is known."""
     try:
-        cluster = _cluster(nameserver, tls)
+        cluster = _cluster(advertised(nameserver), tls)
     except grpc.RpcError:
         return ""
     listed: list[_Instance] = [*cluster.brokers, *cluster.timers]
     for one in listed:
         if one.name == group:
             for member in members:
-                if advertised(member) == one.address and _leads(member, tls):
+                if advertised(member) == one.address and _leads(one.address, tls):
                     return member.name
     return ""
 
@@ -106,8 +107,9 @@ def _lacking(
     advertised: Advertised,
     tls: Tls | None,
 ) -> list[str]:
-    leader = next((each for each in members if one and advertised(each) == one.address), None)
-    status = _status(leader, tls) if leader is not None else None
+    status = None
+    if one is not None and one.address in map(advertised, members):
+        status = _status(one.address, tls)
     if one is None or status is None or status.role != LEADS:
         return [f"{group} without a leader"]
     in_sync = {each.name for each in one.replicas if each.in_sync and each.role != pb.AWAY}
@@ -122,13 +124,13 @@ def _members(status: replication_pb2.ReplicaStatus, started: Iterable[Member]) -
     return {each.replica for each in started}
 
 
-def _leads(member: Member, tls: Tls | None) -> bool:
-    status = _status(member, tls)
+def _leads(address: str, tls: Tls | None) -> bool:
+    status = _status(address, tls)
     return status is not None and status.role == LEADS
 
 
-def _status(member: Member, tls: Tls | None) -> replication_pb2.ReplicaStatus | None:
-    with connect_blocking(member.address, tls) as connection:
+def _status(address: str, tls: Tls | None) -> replication_pb2.ReplicaStatus | None:
+    with connect_blocking(address, tls) as connection:
         stub = ReplicationStub(connection)
         request = replication_pb2.GetStatusRequest()
         try:
@@ -137,8 +139,8 @@ def _status(member: Member, tls: Tls | None) -> replication_pb2.ReplicaStatus | 
             return None
 
 
-def _cluster(nameserver: Member, tls: Tls | None) -> pb.Cluster:
-    with connect_blocking(nameserver.address, tls) as connection:
+def _cluster(address: str, tls: Tls | None) -> pb.Cluster:
+    with connect_blocking(address, tls) as connection:
         stub = stubs.NameserverStub(connection)
         return stub.GetCluster(pb.GetClusterRequest(), timeout=RPC_TIMEOUT_S)
 

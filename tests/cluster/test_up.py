@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from duemq import Admin
+from duemq import Admin, ClientSettings
 from duemq_cli.exits import Exit
 from duemq_server.local_cluster import EmbeddedCluster
+from tests.certificates import authority, certificate, needs_openssl
 from tests.cluster.harness import WAIT_S, duemq, rows
 from tests.listening import loopbacks
 
@@ -48,6 +49,18 @@ def test_it_listens_everywhere_and_advertises_a_name(tmp_path: Path) -> None:
         assert {each["labels"]["member"]: each["targets"] for each in targets} == {
             member: [address] for member, address in cluster.metrics.items()
         }
+
+
+@needs_openssl
+def test_a_certificate_is_for_the_name_that_is_advertised(tmp_path: Path) -> None:
+    tls = certificate(authority(tmp_path), "queue", san="DNS:localhost")
+    with (
+        EmbeddedCluster(
+            tmp_path / "data", brokers=1, host="0.0.0.0", advertise="localhost", tls=tls
+        ) as cluster,
+        Admin(cluster.nameserver, settings=ClientSettings(tls=tls)) as admin,
+    ):
+        assert [broker.error for broker in admin.cluster().brokers] == [None]
 
 
 @pytest.mark.skipif("[::1]" not in loopbacks(), reason="no IPv6")
