@@ -240,7 +240,7 @@ class Server:
     async def _cut_off(self, peer: str) -> None:
         try:
             found = await asyncio.to_thread(connections.shut, peer)
-        except OSError as error:  # too many open files, say: the next look tries again
+        except (OSError, RuntimeError) as error:  # too many files or threads: it is tried again
             if not self._cannot_cut:
                 log.error("%s does not read, and could not be cut off: %s", peer, error)
             self._cannot_cut = True

@@ -70,7 +70,8 @@ async def watch(rss: Callable[[], int] = rss_bytes) -> None:
         await asyncio.sleep(LOOK_S)
         before = rss()
         if spare.look(before, time.process_time(), time.monotonic()):
-            await asyncio.to_thread(give_memory_back)
+            with suppress(RuntimeError):  # no thread: it is tried again
+                await asyncio.to_thread(give_memory_back)
             freed = before - rss()
             spare.tried(freed, time.monotonic())
             log.debug("%d of %d bytes of memory given back", freed, before)

@@ -144,15 +144,23 @@ async def test_an_answer_for_which_there_is_no_room_is_refused(
     assert (await status.answer(client.message_admin.FindMessages(request))).messages
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")],
+    ids=["files", "threads"],
+)
 async def test_who_could_not_be_cut_off_is_at_the_next_look(
-    pair: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception,
+    pair: tuple[Broker, Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked: list[str] = []
 
     def shut(peer: str) -> bool:
         asked.append(peer)
         if len(asked) < 3:
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise error
         return True
 
     monkeypatch.setattr(server.connections, "shut", shut)
@@ -162,4 +170,4 @@ async def test_who_could_not_be_cut_off_is_at_the_next_look(
     share = unsent.take_now("unread", SMALL_BYTES + 1)
     await until(lambda: len(asked) > 2)
     share.give_back()
-    assert caplog.text.count("Too many open files") == 1
+    assert caplog.text.count(str(error)) == 1

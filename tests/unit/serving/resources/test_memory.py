@@ -1,9 +1,13 @@
 """When memory is given back, and that it is."""
 
+import asyncio
 import subprocess
 import sys
 from itertools import pairwise
 
+import pytest
+
+from duemq_server.serving.resources import memory
 from duemq_server.serving.resources.memory import (
     FREED_BYTES_MIN,
     LOOK_S,
@@ -86,6 +90,31 @@ def test_memory_in_use_is_tried_ever_more_seldom() -> None:
     assert RETRY_S_MAX <= pauses[-1] <= RETRY_S_MAX + LOOK_S
     spare.tried(FREED_BYTES_MIN, now_s)
     assert spare.look(MUCH, 0.0, now_s + RETRY_S_MIN)
+
+
+async def test_without_a_thread_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    enough = asyncio.Event()
+
+    async def to_thread(_: object) -> None:
+        tried.append(0)
+        if len(tried) > 1:
+            enough.set()
+        raise RuntimeError("can't start new thread")
+
+    class Always(Spare):
+        def look(self, *_: object) -> bool:
+            return True
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(memory, "LOOK_S", 0.0)
+    monkeypatch.setattr(memory, "Spare", Always)
+    watch = asyncio.create_task(memory.watch())
+    waiting = asyncio.create_task(enough.wait())
+    await asyncio.wait((watch, waiting), return_when=asyncio.FIRST_COMPLETED)
+    watch.cancel()
+    waiting.cancel()
+    assert enough.is_set()
 
 
 def test_a_burst_is_given_back() -> None:
