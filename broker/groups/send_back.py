@@ -89,7 +89,7 @@ class SendBacks:
             checks.between("delay_ms", failure.delay_ms, 0, DELAY_MS_MAX)
         checks.between("deliveries", failure.deliveries, 0, ATTEMPT_MAX)
         queue = self._store.queue(key.topic, key.queue_id, failure.topic_id)
-        self._store.offsets.check_fence(key, failure.generation)
+        self._store.offsets.check_acquired(key, failure.generation)
         if self._store.offsets.is_done(key, failure.offset):
             return None
         low, high = queue.min_offset, queue.max_offset

@@ -5,10 +5,10 @@ Owned by: Tables.  Mutated by: the event loop.
 A queue's *fence* is the highest generation that has acquired it.  Pulls and commits of a lower
 generation are refused, so that a member which lost a queue without noticing moves nothing.
 Under one generation an offset never goes back: a commit may be overtaken by a later one.
+So are a generation's commits and send-backs where nothing was acquired: the group was deleted.
 Generation 0 means no membership (a consumer that assigns its queues itself, an administrator): it
 is never fenced, and says where the group is, back or forth; back only from where it is, if the
-commit says from where.  Changes are entries of the commit log
-(journal.py), answered when durable.
+commit says from where.  Changes are entries of the commit log (journal.py), answered when durable.
 
 An offset is *settled* when the group sent that record back: it lies in %RETRY% or %DLQ% now, and
 needs no delivery from here.  Kept are those from the committed offset on; a commit drops what it
@@ -112,6 +112,25 @@ class Offsets:
                 limit=progress.generation,
             )
 
+    def check_acquired(
+        self, key: GroupQueue, generation: int, progress: Progress | None = None
+    ) -> None:
+        """As `check_fence`, of who says what the group has done.
+
+        A member has acquired the queue before.  Where nobody has, the group was deleted since: a
+        word of the old one that was late must not make it anew.
+        """
+        progress = progress or self.find(key)
+        self.check_fence(key, generation, progress)
+        if generation and progress is None:
+            raise FencedMember(
+                f"generation: {generation} of group {key.group} has not acquired topic"
+                f" {key.topic}, queue {key.queue_id}, or the group was deleted since",
+                field="generation",
+                value=generation,
+                limit=0,
+            )
+
     def acquire(
         self, key: GroupQueue, generation: int, start: int, min_offset: int, max_offset: int
     ) -> Progress:
@@ -143,7 +162,7 @@ class Offsets:
         offset (`was`) meant that one.
         """
         known = known or self.find(key)
-        self.check_fence(key, generation, known)
+        self.check_acquired(key, generation, known)
         if not 0 <= offset <= max_offset:
             raise OffsetOutOfRange(
                 f"offset: {offset} cannot be committed for topic {key.topic},"

@@ -302,6 +302,24 @@ async def test_a_group_is_put_described_listed_and_deleted(client: Client) -> No
         await progress(client)
 
 
+async def test_a_late_word_of_a_member_does_not_bring_a_deleted_group_back(
+    client: Client, topic: str
+) -> None:
+    """It slept while its session ended and the group was deleted."""
+    await acquire(client, topic, 5)
+    delete = group_admin_pb2.DeleteGroupRequest(group=GROUP)
+    await status.answer(client.group_admin.DeleteGroup(delete))
+    assert (await commit(client, topic, 4, 5)).code == error_pb2.FENCED_MEMBER
+    failed = broker_pb2.FailedMessage(topic=topic, offset=1, generation=5)
+    request = broker_pb2.SendBackRequest(group=GROUP, member_id="m", messages=[failed])
+    [refused] = (await status.answer(client.broker.SendBack(request))).results
+    assert refused.error.code == error_pb2.FENCED_MEMBER
+    with pytest.raises(GroupNotFound):
+        await progress(client)
+    # Who is no member says where the group is, as ever.
+    assert (await commit(client, topic, 4, 0)).code == error_pb2.ERROR_CODE_UNSPECIFIED
+
+
 @pytest.mark.parametrize(
     ("policy", "field"),
     [

@@ -128,6 +128,7 @@ async def test_commits_ride_along_on_a_pull(client: Client) -> None:
 async def test_an_offset_that_does_not_exist_is_refused(client: Client) -> None:
     topic = topic_name()
     await client.send(batch(topic, [b"a"] * 5))
+    await acquire(client, topic, 1)
     refused = await commit(client, topic, 6, 1)
     assert refused.error.code == error_pb2.OFFSET_OUT_OF_RANGE
     assert (await commit(client, "nowhere", 0, 1)).error.code == error_pb2.TOPIC_NOT_FOUND
@@ -187,6 +188,7 @@ async def test_a_start_that_is_not_known_is_refused(client: Client) -> None:
 async def test_commits_of_one_request_do_not_go_back_either(client: Client) -> None:
     topic = topic_name()
     await client.send(batch(topic, [b"a"] * 9))
+    await acquire(client, topic, 5)
     told = [(7, 5), (3, 5), (4, 4), (9, 5)]
     offsets = [
         broker_pb2.OffsetCommit(topic=topic, offset=offset, generation=generation)

@@ -42,6 +42,14 @@ def test_no_membership_is_never_fenced_and_lowers_no_fence() -> None:
     assert offsets(10, 5).commit(KEY, 0, 3, 100) == Progress(3, 5)
 
 
+def test_a_generation_that_acquired_nothing_commits_nothing() -> None:
+    """The group was deleted meanwhile."""
+    with pytest.raises(FencedMember) as caught:
+        Offsets().commit(KEY, 5, 11, 100)
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("generation", "5", "0")
+    assert Offsets().commit(KEY, 0, 11, 100) == Progress(11, 0)
+
+
 def test_a_commit_that_comes_late_moves_nothing_back() -> None:
     """Its member timed out, said more since, and was heard: then the old one arrives."""
     assert offsets(10, 5).commit(KEY, 5, 7, 100) == Progress(10, 5)
