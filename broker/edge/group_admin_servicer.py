@@ -79,17 +79,18 @@ class GroupAdminServicer:
         """Forgets a group."""
         group = request.group
         names.check_own_group(group)
-        coordinated = self._is_coordinated(group)
-        if coordinated:
-            self._forget(group)
+        coordinated, settled = self._is_coordinated(group), 0
+        self._coordinator.check_deletable(group)
         if group_changes.knows(self._store, group):
             retries = self._retry_queues(group)
             settled = group_changes.delete(self._store, group)
             self._activity.forget(group=group)
             self._pulls.wake(retries)
-            await self._commits.wait(settled)
         elif not coordinated:
             raise _unknown(group)
+        if coordinated:  # behind what a full disk refuses: all of the group goes, or nothing
+            self._forget(group)
+        await self._commits.wait(settled)
         return group_admin_pb2.DeleteGroupResponse()
 
     def _retry_queues(self, group: str) -> list[Queue]:

@@ -307,12 +307,10 @@ class Coordinator:
         self._next_ms = max(awake_ms, min(times)) if times else None
         return self._next_ms
 
-    def forget(self, group_name: str) -> None:
-        """The group is deleted.  Raises InvalidArgument while it has or awaits members."""
+    def check_deletable(self, group_name: str) -> None:
+        """Raises InvalidArgument while the group has or awaits members."""
         group = self.table.find(group_name)
-        if group is None:
-            return
-        if group.members or group.absent:
+        if group is not None and (group.members or group.absent):
             raise InvalidArgument(
                 f"group: {group_name!r} has {len(group.members)} members, and awaits"
                 f" {len(group.absent or ())}: close them first",
@@ -320,7 +318,13 @@ class Coordinator:
                 value=group_name,
                 limit="a group without members",
             )
-        self.table.drop(group)
+
+    def forget(self, group_name: str) -> None:
+        """The group is deleted.  Raises InvalidArgument as `check_deletable`."""
+        self.check_deletable(group_name)
+        group = self.table.find(group_name)
+        if group is not None:
+            self.table.drop(group)
 
     def owner(self, group_name: str) -> str | None:
         """Answers the broker that coordinates a group, as is seen here; None: nobody is yet."""

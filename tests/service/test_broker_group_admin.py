@@ -11,6 +11,7 @@ from duemq.errors import (
     DuemqError,
     GroupNotFound,
     InvalidArgument,
+    ReadOnly,
     TopicNotFound,
 )
 from duemq.transport import status
@@ -18,6 +19,7 @@ from duemq.v1 import admin_pb2, broker_pb2, error_pb2, group_admin_pb2, group_pb
 from duemq_server.broker.process import Broker
 from duemq_server.broker.reading import time_search
 from duemq_server.broker.store.queues import Queue
+from duemq_server.serving.clock import now_ms
 from tests.service.running_broker import Client, batch, running_broker, topic_name
 from tests.service.running_cluster import until
 
@@ -318,6 +320,26 @@ async def test_a_late_word_of_a_member_does_not_bring_a_deleted_group_back(
         await progress(client)
     # Who is no member says where the group is, as ever.
     assert (await commit(client, topic, 4, 0)).code == error_pb2.ERROR_CODE_UNSPECIFIED
+
+
+async def test_a_group_that_a_full_disk_keeps_is_kept_whole(
+    running: tuple[Broker, Client], topic: str
+) -> None:
+    """Its coordinator knows it as before, also the newest processes of its static members."""
+    broker, client = running
+    await acquire(client, topic, 5)
+    table = broker._groups._coordinator.table
+    group = table.make(GROUP, now_ms())
+    delete = group_admin_pb2.DeleteGroupRequest(group=GROUP)
+    broker.store.log.disk_full = True
+    with pytest.raises(ReadOnly):
+        await status.answer(client.group_admin.DeleteGroup(delete))
+    assert table.find(GROUP) is group
+    broker.store.log.disk_full = False
+    await status.answer(client.group_admin.DeleteGroup(delete))
+    assert table.find(GROUP) is None
+    with pytest.raises(GroupNotFound):
+        await progress(client)
 
 
 @pytest.mark.parametrize(
