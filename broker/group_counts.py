@@ -8,7 +8,7 @@ OTHERS = "%OTHER%"
 
 
 class GroupCounts:
-    """How often something happened to each group since the process started."""
+    """How often something happened to each group since the process started, or it was deleted."""
 
     def __init__(self, groups_max: int = GROUPS_MAX) -> None:
         self._groups_max = groups_max
@@ -23,6 +23,10 @@ class GroupCounts:
     def of(self, group: str) -> int:
         """The count of one group."""
         return self._counts.get(group, 0)
+
+    def forget(self, group: str) -> None:
+        """The group was deleted: another one is counted in its place."""
+        self._counts.pop(group, None)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         """(group, count).  Any thread."""

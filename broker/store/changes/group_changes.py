@@ -41,6 +41,8 @@ def delete(store: Store, group: str) -> int:
     store.check_changeable()
     _, settled = store.append(journal.GROUP_DELETED, [journal.group_deleted(group)])
     store.tables.remove_group(group)
+    store.sent_back.forget(group)
+    store.dead_letters.forget(group)
     store.on_report()
     return settled
 
