@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Saves the store's state.  The event loop takes it, a thread writes it."""
+    """Saves the store's state.  The event loop takes it, a thread makes its rows and writes it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Checkpoints:
         """One checkpoint.  Raises DiskFull, DiskFailed."""
         began = time.monotonic()
         self._log_loop.checkpoint_begins()
-        state = self._store.snapshot()
+        state = await asyncio.to_thread(self._store.freeze())
         await self._synced(state.position)
         self._store.check_shown()
         taken, state = state, self._store.tables.without_deleted(state)

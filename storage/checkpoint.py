@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 
 import google_crc32c
 
@@ -38,8 +39,15 @@ NOT_NEEDED = "Nothing is to be done: it is left out"
 
 def encode(payload: bytes) -> bytes:
     """The file's bytes."""
-    covered = HEADER.pack(0, MAGIC, VERSION, len(payload))[4:] + payload
-    return google_crc32c.value(covered).to_bytes(4, "little") + covered
+    return b"".join((_header([payload]), payload))
+
+
+def _header(parts: Sequence[bytes]) -> bytes:
+    covered = HEADER.pack(0, MAGIC, VERSION, sum(map(len, parts)))[4:]
+    crc = google_crc32c.value(covered)
+    for part in parts:
+        crc = google_crc32c.extend(crc, part)
+    return crc.to_bytes(4, "little") + covered
 
 
 def decode(data: bytes, path: str, remedy: str = REMEDY) -> bytes:
@@ -58,7 +66,12 @@ def decode(data: bytes, path: str, remedy: str = REMEDY) -> bytes:
 
 def save(path: str, payload: bytes, disk: Disk) -> None:
     """Replaces the state durably.  Raises DiskFull (the old state stands), DiskFailed."""
-    write_whole(path, [encode(payload)], disk)
+    save_parts(path, [payload], disk)
+
+
+def save_parts(path: str, parts: Sequence[bytes], disk: Disk) -> None:
+    """As `save`, of a payload that is large: it is not copied."""
+    write_whole(path, [_header(parts), *parts], disk)
     disk.fsync_dir(os.path.dirname(path) or ".")
 
 

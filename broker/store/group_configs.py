@@ -6,7 +6,7 @@ A group need not be put to exist: without settings of its own the broker's are i
 are entries of the commit log (journal.py), answered when durable.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -65,12 +65,13 @@ class GroupConfigs:
         """Forgets a group's settings, if there are any."""
         self._configs.pop(group, None)
 
-    def encode(self) -> list[dict[str, Any]]:
-        """For the checkpoint: a row a group."""
-        return [encode(config) for config in self._configs.values()]
+    def freeze(self) -> Callable[[], list[dict[str, Any]]]:
+        """Answers what is for the checkpoint, a row a group, as of now, when and where called."""
+        configs = list(self._configs.values())
+        return lambda: [encode(config) for config in configs]
 
     def load(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Puts back what `encode` gave."""
+        """Puts back what `freeze` gave."""
         self._configs = {row["group"]: decode(row) for row in rows}
 
 

@@ -17,7 +17,7 @@ passes.  They are rebuilt from the send-back frames themselves (send_back.py).
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
@@ -28,6 +28,8 @@ ENTRIES_MAX = 200_000
 # Of one queue, and of all: more than that past one commit means that nobody commits.
 SETTLED_QUEUE_MAX = 65_536
 SETTLED_MAX = 1_000_000
+# Of a row of the checkpoint.
+SETTLED_ROW = 1_000
 # A generation is a time in ms, times this, and the mark of the coordinator that made it: two that
 # do not know of each other never make the same.
 GENERATION_MARKS = 256
@@ -316,20 +318,29 @@ class Offsets:
             ends[place] = max(ends.get(place, 0), settled[-1] + 1)
         return ends
 
-    def encode(self) -> list[Any]:
-        """For the checkpoint: rows of group, topic, queue id, offset, generation."""
-        return [
-            [group, topic, queue_id, *progress]
-            for group, queues in self._groups.items()
-            for (topic, queue_id), progress in queues.items()
-        ]
+    def freeze(self) -> Callable[[], tuple[list[Any], list[Any]]]:
+        """Answers what is for the checkpoint, as of now, when and where it is called.
 
-    def encode_settled(self) -> list[Any]:
-        """For the checkpoint: rows of group, topic, queue id, settled offsets."""
-        return [[*key, settled.tolist()] for key, settled in self._settled.items()]
+        Rows of group, topic, queue id, offset, generation; and of group, topic, queue id, settled
+        offsets, several where these are many.
+        """
+        groups = {group: dict(queues) for group, queues in self._groups.items()}
+        settled = {key: offsets[:] for key, offsets in self._settled.items()}
+        return lambda: (
+            [
+                [group, topic, queue_id, *progress]
+                for group, queues in groups.items()
+                for (topic, queue_id), progress in queues.items()
+            ],
+            [
+                [*key, offsets[start : start + SETTLED_ROW].tolist()]
+                for key, offsets in settled.items()
+                for start in range(0, len(offsets), SETTLED_ROW)
+            ],
+        )
 
     def load(self, rows: list[Any], settled_rows: Sequence[Any] = ()) -> None:
-        """Puts back what `encode` and `encode_settled` gave."""
+        """Puts back what `freeze` gave."""
         self._groups.clear()
         self._entries = 0
         self._settled.clear()

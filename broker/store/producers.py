@@ -36,7 +36,7 @@ off size field
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from duemq.errors import FencedProducer, InvalidArgument, OutOfSequence, Overloaded
@@ -74,20 +74,18 @@ class Stored(NamedTuple):
     records: int
 
 
-class ProducerLane:
-    """One lane.  The window's last entry is that of `next_sequence - 1`.
+class ProducerLane(NamedTuple):
+    """One lane, as of one batch.  The window's last entry is that of `next_sequence - 1`.
 
-    The window is kept packed, as it lies in the checkpoint: 2 KiB a lane, and nothing to collect.
+    A value: a checkpoint that holds it is the same whatever is sent meanwhile.  The window is kept
+    packed, as it lies in the checkpoint: 2 KiB a lane, and nothing to collect.
     """
 
-    __slots__ = ("epoch", "next_sequence", "used_at_ms", "window")
-
-    def __init__(self, epoch: int, next_sequence: int, window: bytes = b"") -> None:
-        self.epoch = epoch
-        self.next_sequence = next_sequence
-        self.window = bytearray(window)
-        self.used_at_ms = 0
-        """By the broker's uptime."""
+    epoch: int
+    next_sequence: int
+    window: bytes = b""
+    used_at_ms: int = 0
+    """By the broker's uptime."""
 
     @property
     def known(self) -> int:
@@ -98,17 +96,16 @@ class ProducerLane:
         """The answer to the last batch (1), the one before (2), and so on."""
         return Stored(*_STORED.unpack_from(self.window, len(self.window) - back * _STORED.size))
 
-    def add(self, stored: Stored, window_batches: int) -> None:
-        """The next batch was stored."""
-        self.next_sequence += 1
-        self.window += _STORED.pack(*stored)
-        while self.known > window_batches:
-            del self.window[: _STORED.size]
+    def after(self, stored: Stored, window_batches: int, used_at_ms: int) -> "ProducerLane":
+        """When the next batch was stored."""
+        kept = self.window[-(window_batches - 1) * _STORED.size :]
+        window = kept + _STORED.pack(*stored)
+        return ProducerLane(self.epoch, self.next_sequence + 1, window, used_at_ms)
 
-    def drop_last(self) -> None:
-        """The last batch was not stored after all."""
-        self.next_sequence -= 1
-        del self.window[-_STORED.size :]
+    def without_last(self) -> "ProducerLane":
+        """When the last batch was not stored after all."""
+        window = self.window[: -_STORED.size]
+        return self._replace(next_sequence=self.next_sequence - 1, window=window)
 
 
 class Producers:
@@ -198,9 +195,8 @@ class Producers:
             del table[next(iter(table))]  # the longest idle, as `check_next` found, here or there
         if lane is None or lane.epoch != epoch or lane.next_sequence != sequence:
             lane = ProducerLane(epoch, sequence)
-        lane.add(stored, WINDOW_BATCHES if ordinary else SERVICE_WINDOW_BATCHES)
-        lane.used_at_ms = self._uptime_ms
-        table[key] = lane
+        window_batches = WINDOW_BATCHES if ordinary else SERVICE_WINDOW_BATCHES
+        table[key] = lane.after(stored, window_batches, self._uptime_ms)
 
     def forget_topic(self, topic: str) -> None:
         """The topic is deleted: its offsets mean nothing any more.
@@ -230,9 +226,12 @@ class Producers:
         """The log has lost what lay from `end` on: those batches were never stored."""
         for table in (self._lanes, *self._services.values()):
             for key, lane in list(table.items()):
-                while lane.known and lane.stored(1).position >= end:
-                    lane.drop_last()
-                if not lane.known:
+                kept = lane
+                while kept.known and kept.stored(1).position >= end:
+                    kept = kept.without_last()
+                if kept.known:
+                    table[key] = kept
+                else:
                     del table[key]
 
     def idle_as_logged(self, store_ms: int) -> None:
@@ -240,9 +239,10 @@ class Producers:
 
         For who followed a log, and had no time of its own.  A clock that was wrong forgets nothing.
         """
-        for lane in self._lanes.values():
+        for key, lane in self._lanes.items():
             idle_ms = store_ms - lane.stored(1).store_ms if lane.known else EVICT_IDLE_MS
-            lane.used_at_ms = self._uptime_ms - min(max(idle_ms, 0), EVICT_IDLE_MS)
+            used_at_ms = self._uptime_ms - min(max(idle_ms, 0), EVICT_IDLE_MS)
+            self._lanes[key] = lane._replace(used_at_ms=used_at_ms)
 
     def _longest_idle(self) -> LaneKey | None:
         """The lane that may be put out for a new one."""
@@ -262,19 +262,20 @@ class Producers:
             limit=self._lanes_max,
         )
 
-    def encode(self) -> bytes:
-        """For the checkpoint."""
-        tables = (self._lanes, *self._services.values())
-        return b"".join(part for table in tables for item in table.items() for part in _pack(*item))
+    def freeze(self) -> Callable[[], bytes]:
+        """Answers what is for the checkpoint, as of now, when and where it is called."""
+        frozen = [dict(table) for table in (self._lanes, *self._services.values())]
+        return lambda: b"".join(
+            part for table in frozen for item in table.items() for part in _pack(*item)
+        )
 
     def load(self, data: bytes) -> None:
-        """Puts back what `encode` gave; services are trusted before.
+        """Puts back what `freeze` gave; services are trusted before.
 
         How long they were idle is not known: they may be put out for new ones at once, the longest
         idle first, and are forgotten as if they had been used just now.
         """
         for key, lane in _unpack(data):
-            lane.used_at_ms = -EVICT_IDLE_MS
             self._table(key)[key] = lane
 
 
@@ -289,7 +290,7 @@ def _pack(key: LaneKey, lane: ProducerLane) -> tuple[bytes, bytes, bytes]:
         lane.epoch,
         lane.next_sequence,
     )
-    return head, topic, bytes(lane.window)
+    return head, topic, lane.window
 
 
 def _unpack(data: bytes) -> Iterator[tuple[LaneKey, ProducerLane]]:
@@ -302,7 +303,7 @@ def _unpack(data: bytes) -> Iterator[tuple[LaneKey, ProducerLane]]:
         at += topic_length
         end = at + entries * _STORED.size
         key = LaneKey(producer_id, topic, queue_id, bool(timed))
-        yield key, ProducerLane(epoch, next_sequence, data[at:end])
+        yield key, ProducerLane(epoch, next_sequence, data[at:end], -EVICT_IDLE_MS)
         at = end
 
 

@@ -401,7 +401,7 @@ def load_checkpoint(data_dir: str, disk: Disk) -> bytes | None:
 
 def save_checkpoint(data_dir: str, state: CheckpointState, disk: Disk) -> None:
     """Raises DiskFull, DiskFailed."""
-    checkpoint.save(os.path.join(data_dir, CHECKPOINT), states.encode(state), disk)
+    checkpoint.save_parts(os.path.join(data_dir, CHECKPOINT), states.encode(state), disk)
 
 
 def take_checkpoint(

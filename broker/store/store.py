@@ -389,9 +389,13 @@ class Store:
 
         It must not be saved before the log is durable up to its position.
         """
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], CheckpointState]:
+        """As Tables.freeze, of `snapshot`."""
         position = self.log.end_position
         self.tables.epochs.drop_before(self.log.start_position)
-        return self.tables.snapshot(position, self.log.recovery_start(position))
+        return self.tables.freeze(position, self.log.recovery_start(position))
 
     def check_shown(self) -> None:
         """Raises DiskFull while consume queues lack what the log has: no checkpoint may be made."""

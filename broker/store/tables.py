@@ -8,7 +8,7 @@ done by one method, which both call.  All of it can be rebuilt from the log; `sn
 `restore` spare that (checkpoint_state.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from duemq.protocol import names
@@ -237,24 +237,41 @@ class Tables:
 
     def snapshot(self, position: int, verify_from: int) -> CheckpointState:
         """All of it, as of a position of the log."""
-        return CheckpointState(
+        return self.freeze(position, verify_from)()
+
+    def freeze(self, position: int, verify_from: int) -> Callable[[], CheckpointState]:
+        """Answers the snapshot, as of now, when it is called, once, by any thread.
+
+        To make the rows of a large one takes a second; what they are made of does not change.
+        """
+        topics, lanes = self.topics.freeze(), self.producers.freeze()
+        offsets, groups = self.offsets.freeze(), self.groups.freeze()
+        state = CheckpointState(
             position=position,
             verify_from=verify_from,
             store_ms=self._newest_ms(),
-            topics=self.topics.encode(),
-            offsets=self.offsets.encode(),
+            topics={},
+            offsets=[],
             queues={
                 topic.name: [queue.next_offset for queue in self.queues.of(topic.name)]
                 for topic in self.topics
             },
-            lanes=self.producers.encode(),
-            settled=self.offsets.encode_settled(),
-            groups=self.groups.encode(),
+            lanes=b"",
+            settled=[],
+            groups=[],
             retries=dict(self.retries),
             timer_owners=self.timer_owners.encode(),
             epochs=self.epochs.begins,
             memberships=dict(self.memberships),
         )
+
+        def whole() -> CheckpointState:
+            rows, settled = offsets()
+            return state._replace(
+                topics=topics(), offsets=rows, settled=settled, lanes=lanes(), groups=groups()
+            )
+
+        return whole
 
     def without_deleted(self, state: CheckpointState) -> CheckpointState:
         """The snapshot without topics that were deleted since: their queues get no more entries.

@@ -9,7 +9,7 @@ Changes are entries of the commit log (journal.py), so they are durable in order
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -156,12 +156,13 @@ class Topics:
         del self._topics[name]
         return topic
 
-    def encode(self) -> dict[str, Any]:
-        """For the checkpoint."""
-        return {"next_id": self._next_id, "topics": [asdict(topic) for topic in self]}
+    def freeze(self) -> Callable[[], dict[str, Any]]:
+        """Answers what is for the checkpoint, as of now, when and where it is called."""
+        next_id, topics = self._next_id, list(self)
+        return lambda: {"next_id": next_id, "topics": [asdict(topic) for topic in topics]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Puts back what `encode` gave."""
+        """Puts back what `freeze` gave."""
         self._topics = {row["name"]: Topic(**row) for row in state["topics"]}
         self._next_id = state["next_id"]
 

@@ -355,7 +355,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.epoch += 1
             self.sequences.clear()
             # A topic whose making is lost is as one that was deleted; its id is given again.
-            next_id = self.store.topics.encode()["next_id"]
+            next_id = self.store.topics.freeze()()["next_id"]
             self.seen = {place: seen for place, seen in self.seen.items() if place[1] < next_id}
         self.checkpoint_at = min(self.checkpoint_at, end)
         unanswered, self.unanswered = self.unanswered, []

@@ -133,7 +133,7 @@ def comparable(tables: Tables) -> dict[str, Any]:
         "epoch": tables.epochs.begins[-1:],
         "lanes in order": list(tables.producers._lanes),
         "lanes": sorted(
-            (key, lane.epoch, lane.next_sequence, bytes(lane.window))
+            (key, lane.epoch, lane.next_sequence, lane.window)
             for table in (tables.producers._lanes, *tables.producers._services.values())
             for key, lane in table.items()
         ),

@@ -91,8 +91,8 @@ def test_the_checkpoint_round_trips() -> None:
     ):
         table.put(config)
     again = configs()
-    again.load(table.encode())
-    assert again.encode() == table.encode()
+    again.load(table.freeze()())
+    assert again.freeze()() == table.freeze()()
     assert again.effective("c") == table.effective("c")
 
 

@@ -1,7 +1,13 @@
 import pytest
 
 from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
-from duemq_server.broker.store.offsets import SETTLED_QUEUE_MAX, GroupQueue, Offsets, Progress
+from duemq_server.broker.store.offsets import (
+    SETTLED_QUEUE_MAX,
+    SETTLED_ROW,
+    GroupQueue,
+    Offsets,
+    Progress,
+)
 
 KEY = GroupQueue("billing", "orders", 0)
 
@@ -92,7 +98,7 @@ def test_offsets_of_a_group_by_topic() -> None:
 def test_the_checkpoint_round_trips() -> None:
     made = offsets(10, 5)
     again = Offsets()
-    again.load(made.encode())
+    again.load(*made.freeze()())
     assert again.find(KEY) == Progress(10, 5)
 
 
@@ -188,5 +194,15 @@ def test_the_checkpoint_has_the_settled_offsets() -> None:
     made.settle(KEY, [11, 30])
     again = Offsets()
     again.settle(KEY, [99])
-    again.load(made.encode(), made.encode_settled())
+    again.load(*made.freeze()())
     assert list(again.settled(KEY)) == [11, 30]
+
+
+def test_many_settled_offsets_of_a_queue_are_several_rows() -> None:
+    """So that no piece of a checkpoint takes long."""
+    made, again = offsets(10, 5), Offsets()
+    made.settle(KEY, range(20, 20 + 2 * SETTLED_ROW + 1))
+    rows, settled = made.freeze()()
+    assert [len(row[3]) for row in settled] == [SETTLED_ROW, SETTLED_ROW, 1]
+    again.load(rows, settled)
+    assert again.settled(KEY) == made.settled(KEY)

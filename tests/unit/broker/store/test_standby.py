@@ -36,7 +36,7 @@ from tests.unit.broker.leading import (
 KEY = GroupQueue("g", "orders", 0)
 KEPT = '{"generation": 7, "members": {"m": 10000}}'
 LOG = f"{DATA}/{recovery.LOG_DIRECTORY}"
-NAMED = 6  # operations of an installation until `installing` is there, and not durable
+NAMED = 7  # operations of an installation until `installing` is there, and not durable
 
 
 def send(leader: Leader, first: int = 0, count: int = 10, topic: str = "orders") -> None:

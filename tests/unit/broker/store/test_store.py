@@ -23,6 +23,7 @@ from duemq.errors import (
 )
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.names import TIMER_GROUP, TIMER_TOPIC
+from duemq.protocol.retry_policy import RetryPolicy
 from duemq.v1 import message_pb2
 from duemq_server.broker.groups.progress import lags
 from duemq_server.broker.reading import reader, time_search
@@ -31,6 +32,8 @@ from duemq_server.broker.records import refused_fires
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import checkpoint_state, journal, queues, recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
+from duemq_server.broker.store.checkpoint_state import ROWS_AT_ONCE
+from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
@@ -478,10 +481,38 @@ def test_journal_entries_round_trip() -> None:
 
 def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
     taken = opened(FaultyDisk()).snapshot()._replace(lanes=b"\x00lanes")
-    payload = checkpoint_state.encode(taken)
+    payload = b"".join(checkpoint_state.encode(taken))
     assert checkpoint_state.decode(payload) == taken
     with pytest.raises(UnknownVersion):
         checkpoint_state.decode(payload.replace(b'"version":3', b'"version":5'))
+
+
+def test_a_long_list_of_the_checkpoint_is_made_in_pieces() -> None:
+    taken = opened(FaultyDisk()).snapshot()
+    taken = taken._replace(offsets=[["g", "t", at, at, 5] for at in range(2 * ROWS_AT_ONCE + 1)])
+    assert checkpoint_state.decode(b"".join(checkpoint_state.encode(taken))) == taken
+
+
+def test_a_checkpoint_is_as_of_when_it_was_taken_whatever_comes_meanwhile() -> None:
+    """It is made in another thread."""
+    store = opened(FaultyDisk())
+    key = GroupQueue("billing", "orders", 0)
+
+    def change(number: int) -> None:
+        store.send(batch([b"%d" % number], producer_id=5, sequence=number), NOW_MS + number)
+        offset_changes.put(store, "billing", [(key, Progress(number, 5))])
+        store.offsets.settle(key, [number + 5])
+        group_changes.put(store, GroupConfig("billing", RetryPolicy(number)))
+        store.create_topic(f"t{number}")
+
+    change(0)
+    expected, frozen = store.snapshot(), store.freeze()
+    change(1)
+    store.producers.forget_beyond(0)
+    group_changes.delete(store, "billing")
+    store.delete_topic("orders")
+    assert store.snapshot() != expected
+    assert frozen() == expected
 
 
 TIMERS = Service(SERVICE_IDS_FROM + 7, "t1", 0, 1)

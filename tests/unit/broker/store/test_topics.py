@@ -115,6 +115,6 @@ def test_the_timer_topic_stays() -> None:
 def test_the_checkpoint_round_trips() -> None:
     table = made(queues=7)
     again = topics()
-    again.load(table.encode())
+    again.load(table.freeze()())
     assert list(again) == list(table)
     assert again.plan("other").id > table.find("orders").id
