@@ -231,11 +231,20 @@ def remove_key_runs(data_dir: str, disk: Disk) -> int:
     if not disk.exists(paths[0]):
         return 0
     for _ in ("topics", "queues", "files"):
-        paths = [os.path.join(path, name) for path in paths for name in disk.listdir(path)]
+        listed = [(path, _names_in(disk, path)) for path in paths]
+        paths = [os.path.join(path, name) for path, names in listed for name in names or ()]
     runs = [path for path in paths if key_run.is_name(os.path.basename(path))]
     for path in runs:
         disk.unlink(path)
     return len(runs)
+
+
+def _names_in(disk: Disk, path: str) -> list[str] | None:
+    """None: a file lies there, which somebody has put between our folders."""
+    try:
+        return disk.listdir(path)
+    except NotADirectoryError:
+        return None
 
 
 class QueueTable:
@@ -290,8 +299,14 @@ class QueueTable:
         ]
 
     def erase(self, folder: str) -> None:
-        """Removes one of them.  Any thread.  Raises DiskFull, DiskFailed, OSError."""
-        for number in self._disk.listdir(folder):
+        """Removes one of them; a file among them stays.  Any thread.
+
+        Raises DiskFull, DiskFailed, OSError.
+        """
+        numbers = _names_in(self._disk, folder)
+        if numbers is None:
+            return
+        for number in numbers:
             queue = os.path.join(folder, number)
             for name in self._disk.listdir(queue):
                 path = os.path.join(queue, name)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from duemq_server.broker.store import recovery, retention
 from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
+from duemq_server.storage.disk import RealDisk, RealFile
 from duemq_server.storage.errors import CorruptFile, DiskFull, TooManyFiles
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -204,3 +206,28 @@ def test_a_start_with_too_many_open_files_keeps_the_key_index(
     with pytest.raises(TooManyFiles):
         recovery.open_store(DATA, disk, SETTINGS)
     assert len(runs_of(disk, "orders")) == 4
+
+
+class FullDisk(RealDisk):
+    """The operating system's, with no space for a checkpoint."""
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        if path.endswith(".tmp"):
+            raise DiskFull(f"create {path}: no space")
+        return super().open(path, create=create)
+
+
+def test_a_file_among_the_folders_of_topics_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A desktop, or a copy, has left it there."""
+    store = recovery.open_store(str(tmp_path), RealDisk(), SETTINGS).store
+    send(store)
+    store.queue("orders", 0).sync()
+    stray = tmp_path / "consumequeue" / ".DS_Store"
+    stray.touch()
+    store.delete_topic("orders")
+    store.tables.erase_deleted(store.snapshot())
+    assert os.listdir(stray.parent) == [stray.name]
+    store.close()
+    os.unlink(tmp_path / recovery.STORE_ID)
+    with pytest.raises(DiskFull):  # which is what it tells, and not what lies there
+        recovery.open_store(str(tmp_path), FullDisk(), SETTINGS)
