@@ -1,14 +1,15 @@
 """Verifies a data directory from end to end.  Reads only.
 
 Finds logs by their `durable` file, checkpoints by their magic, and consume
-queues with their key runs beside a log.  A service may run meanwhile, but then what it writes just
-now may look torn.
+queues with their key runs beside a log.  What cannot be read is damage like any other, and holds
+up nothing else.  A service may run meanwhile, but then what it writes just now may look torn.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,12 @@ def check(directory: str, disk: Disk) -> Iterator[Finding]:
             yield from check_consume_queues(folder, disk)
 
 
+def _unread(path: str, error: Exception) -> Finding:
+    if isinstance(error, FileNotFoundError):
+        return Finding(False, f"{path}: gone meanwhile")
+    return Finding(True, str(error) if path in str(error) else f"{path}: {error}")
+
+
 def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
     """Every entry of a log, and its end."""
     segments = list_segments(directory, disk)
@@ -66,10 +73,10 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
     for segment, successor in zip(segments, [*segments[1:], None], strict=True):
         try:
             entries, stop = _scan(segment, disk)
-        except StorageError as error:
-            yield Finding(True, f"{segment.path}: {error}")
+            tail = recovery.search(disk.open(segment.path), segment, stop.position)
+        except (StorageError, OSError) as error:
+            yield _unread(segment.path, error)
             continue
-        tail = recovery.search(disk.open(segment.path), segment, stop.position)
         where = f"{segment.path}, offset {stop.position - segment.start}"
         if successor is not None and stop.position != successor.start:
             yield Finding(True, f"{where}, position {stop.position}: {stop.reason}")
@@ -101,13 +108,12 @@ def _scan(segment: Segment, disk: Disk) -> tuple[int, recovery.Stop]:
 
 
 def _check_checkpoint(path: str, disk: Disk) -> Iterator[Finding]:
-    file = disk.open(path)
-    if bytes(file.pread(8, 0))[4:] == checkpoint.MAGIC:
-        try:
+    try:
+        if bytes(disk.open(path).pread(8, 0))[4:] == checkpoint.MAGIC:
             payload = checkpoint.load(path, disk)
             yield Finding(False, f"{path}: checkpoint of {len(payload or b'')} bytes")
-        except StorageError as error:
-            yield Finding(True, str(error))
+    except (StorageError, OSError) as error:
+        yield _unread(path, error)
 
 
 def check_consume_queues(data_directory: str, disk: Disk) -> Iterator[Finding]:
@@ -115,32 +121,40 @@ def check_consume_queues(data_directory: str, disk: Disk) -> Iterator[Finding]:
     log = SegmentedLog.open_for_reading(os.path.join(data_directory, LOG_NAME), disk)
     root = os.path.join(data_directory, INDEX_NAME)
     for topic in disk.listdir(root):
-        for queue in disk.listdir(os.path.join(root, topic)):
+        try:
+            queues = disk.listdir(os.path.join(root, topic))
+        except (NotADirectoryError, FileNotFoundError):  # a file of somebody's; deleted meanwhile
+            continue
+        for queue in filter(str.isdigit, queues):
             path = os.path.join(root, topic, queue)
-            index = FixedIndex(path, disk, consume_queue.ENTRY_BYTES)
             name = topic.rpartition(".")[0] or topic
             try:
+                index = FixedIndex(path, disk, consume_queue.ENTRY_BYTES)
                 checked = _check_consume_queue(index, log, name, int(queue))
                 yield Finding(False, f"{path}: {checked} entries")
-            except (CorruptFile, IndexError) as error:
+            except IndexError as error:
                 yield Finding(True, f"{path}: {error}")
-            yield from _check_key_runs(index, disk)
+            except (StorageError, OSError) as error:
+                yield _unread(path, error)
+            yield from _check_key_runs(path, disk)
 
 
-def _check_key_runs(index: FixedIndex, disk: Disk) -> Iterator[Finding]:
+def _check_key_runs(directory: str, disk: Disk) -> Iterator[Finding]:
     """Every key run of a consume queue against its entries."""
-    names = disk.listdir(index.directory) if disk.exists(index.directory) else []
+    try:
+        index = FixedIndex(directory, disk, consume_queue.ENTRY_BYTES)
+        names = disk.listdir(directory)
+    except (StorageError, OSError):
+        return  # as was told of the queue, or it has no files
     for name in filter(key_run.is_name, names):
-        path = os.path.join(index.directory, name)
-        file = disk.open(path)
+        path = os.path.join(directory, name)
         try:
-            run = KeyRun(file, path)
-            sound = _check_key_run(run, index)
-        except StorageError as error:
-            yield Finding(True, str(error))
+            with closing(disk.open(path)) as file:
+                run = KeyRun(file, path)
+                sound = _check_key_run(run, index)
+        except (StorageError, OSError) as error:
+            yield _unread(path, error)
             continue
-        finally:
-            file.close()
         text = f"{run.count} keys" if sound else "differs from the consume queue: remove it"
         yield Finding(not sound, f"{path}: {text}")
 
@@ -194,7 +208,7 @@ def _expected(
     """Entries from `number` on that the frame at `position` stands for."""
     try:
         entry = log.read_entry(position)
-    except (IndexError, CorruptLog) as error:
+    except (IndexError, CorruptLog, OSError) as error:
         raise _mismatch(index, number, f"points to {position}: {error}") from error
     if entry.kind == set_aside.GAP:
         return _read(index, number, 1)  # what it should be nobody can tell any more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from duemq_server.storage import checkpoint, frame
 from duemq_server.storage.__main__ import main
 from duemq_server.storage.dirlock import DirLock
-from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.disk import RealDisk, RealFile
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.log import SegmentedLog
@@ -110,6 +111,40 @@ def test_damage_is_found_and_located(data: Path, capsys: pytest.CaptureFixture[s
     flip(segments(data)[0], 100)
     assert main(["check", str(data)]) == 1
     assert f"DAMAGE  {segments(data)[0]}, offset 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["commitlog/0", "checkpoint", "orders.7/0/0", ".keys"],
+    ids=["log", "state", "queue", "run"],
+)
+def test_what_cannot_be_read_is_damage_and_all_else_is_looked_at(
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+) -> None:
+    """A bad sector is what most people look for."""
+    queue = data / "consumequeue" / "orders.7" / "0"
+    run = queue / key_run.name_of(0)
+    index = FixedIndex(str(queue), RealDisk(), 32)
+    hashes = consume_queue.decode(index.read(0, 18))["key_hash"]
+    entries = [key_run.entries_of(hashes, 0)]
+    key_run.write(str(run), key_run.encode(0, 18, entries), RealDisk())
+    (data / "consumequeue" / "a file of somebody's").touch()
+    pread = RealFile.pread
+
+    def failing(self: RealFile, length: int, offset: int, nowait: bool = False) -> memoryview:
+        if part in self.path and (self.path.endswith(".keys") == (part == ".keys")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+        return pread(self, length, offset, nowait)
+
+    monkeypatch.setattr(RealFile, "pread", failing)
+    assert main(["check", str(data)]) == 1
+    out = capsys.readouterr().out
+    assert "Input/output error" in next(line for line in out.splitlines() if "DAMAGE" in line)
+    for found in (segments(data)[-1], data / "consumequeue" / "%TIMER%.1" / "0", queue, run):
+        assert str(found) in out
 
 
 def test_a_torn_tail_is_no_damage(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
