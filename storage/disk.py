@@ -37,8 +37,8 @@ def nbytes(buffer: Buffer) -> int:
     return len(buffer) if isinstance(buffer, bytes | bytearray) else buffer.nbytes
 
 
-class DiskFile(Protocol):
-    """An open file.  Positions and lengths are bytes."""
+class ReadableFile(Protocol):
+    """An open file, for who only reads it.  Positions and lengths are bytes."""
 
     def pread(self, length: int, offset: int, nowait: bool = False) -> memoryview:
         """Reads up to `length` bytes; less only at the end of the file.
@@ -46,6 +46,14 @@ class DiskFile(Protocol):
         With `nowait` it raises BlockingIOError if the bytes are not in memory.
         """
         ...
+
+    def size(self) -> int:
+        """The file's size."""
+        ...
+
+
+class DiskFile(ReadableFile, Protocol):
+    """An open file."""
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Writes and answers how many bytes were written, perhaps not all.
@@ -67,10 +75,6 @@ class DiskFile(Protocol):
 
     def truncate(self, size: int) -> None:
         """Sets the size; what is beyond is gone.  Not durable before fdatasync."""
-        ...
-
-    def size(self) -> int:
-        """The file's size."""
         ...
 
     def close(self) -> None:

@@ -44,7 +44,13 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from duemq_server.storage import record
-from duemq_server.storage.disk import Disk, DiskFile, write_all, write_whole
+from duemq_server.storage.disk import (
+    Disk,
+    DiskFile,
+    ReadableFile,
+    write_all,
+    write_whole,
+)
 from duemq_server.storage.record import Entry, EntryCutOffError, InvalidEntryError
 from duemq_server.storage.segment import Segment
 
@@ -93,7 +99,7 @@ class Scan:
     """
 
     def __init__(
-        self, file: DiskFile, segment: Segment, position: int, end: int | None = None
+        self, file: ReadableFile, segment: Segment, position: int, end: int | None = None
     ) -> None:
         self.stop = Stop(position, "not scanned")
         self._file = file
@@ -130,7 +136,7 @@ class Scan:
         return min(CHUNK_BYTES, left)
 
 
-def search(file: DiskFile, segment: Segment, position: int) -> Tail:
+def search(file: ReadableFile, segment: Segment, position: int) -> Tail:
     """Looks for valid entries after `position`, which has none."""
     valid: int | None = None
     synced_max = 0
@@ -158,7 +164,7 @@ def search(file: DiskFile, segment: Segment, position: int) -> Tail:
     return Tail(valid, synced_max, max(nonzero_end, valid_end))
 
 
-def first_within(file: DiskFile, segment: Segment, position: int, end: int) -> int | None:
+def first_within(file: ReadableFile, segment: Segment, position: int, end: int) -> int | None:
     """Where the first valid entry begins that begins between the two; None: none does."""
     data = bytes(file.pread(end - position, position - segment.start))
     at = -1
@@ -170,7 +176,7 @@ def first_within(file: DiskFile, segment: Segment, position: int, end: int) -> i
     return None
 
 
-def _entry_at(file: DiskFile, segment: Segment, position: int) -> Entry | None:
+def _entry_at(file: ReadableFile, segment: Segment, position: int) -> Entry | None:
     offset = position - segment.start
     header = file.pread(record.HEADER_BYTES, offset)
     if len(header) < record.HEADER_BYTES:
@@ -207,7 +213,9 @@ def set_segments_aside(segments: Sequence[Segment], disk: Disk) -> list[str]:
     return aside
 
 
-def keep_aside(file: DiskFile, segment: Segment, stop: Stop, tail: Tail, disk: Disk) -> str | None:
+def keep_aside(
+    file: ReadableFile, segment: Segment, stop: Stop, tail: Tail, disk: Disk
+) -> str | None:
     """Copies what a cut will remove to `<segment>.broken-<position>`, durably.
 
     Answers its path; None when there is nothing but zeros.
@@ -240,12 +248,12 @@ def _names_aside(segment: Segment, position: int) -> Iterator[str]:
         yield f"{name}.{number}"
 
 
-def _pieces(file: DiskFile, offset: int, length: int) -> Iterator[memoryview]:
+def _pieces(file: ReadableFile, offset: int, length: int) -> Iterator[memoryview]:
     for done in range(0, length, CHUNK_BYTES):
         yield file.pread(min(CHUNK_BYTES, length - done), offset + done)
 
 
-def _is_copy(file: DiskFile, offset: int, length: int, copy: DiskFile) -> bool:
+def _is_copy(file: ReadableFile, offset: int, length: int, copy: DiskFile) -> bool:
     with closing(copy):
         pieces = zip(_pieces(copy, 0, length), _pieces(file, offset, length), strict=True)
         return copy.size() == length and all(ours == theirs for ours, theirs in pieces)

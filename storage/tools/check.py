@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from duemq_server.storage import checkpoint, durable_mark, frame, recovery
-from duemq_server.storage.disk import Disk
+from duemq_server.storage.disk import Disk, ReadableFile
 from duemq_server.storage.errors import CorruptFile, CorruptLog, StorageError
 from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.index import FixedIndex
@@ -25,6 +25,7 @@ from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.segment import Segment, list_segments
 from duemq_server.storage.tools import set_aside
+from duemq_server.storage.tools.worn_file import PAGE_BYTES, WornFile
 
 LOG_NAME = "commitlog"
 INDEX_NAME = "consumequeue"
@@ -72,11 +73,15 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
         yield Finding(mark > 0, f"{directory}: no segment, durable up to {mark}")
     for segment, successor in zip(segments, [*segments[1:], None], strict=True):
         try:
-            entries, stop = _scan(segment, disk)
-            tail = recovery.search(disk.open(segment.path), segment, stop.position)
+            file = WornFile(disk.open(segment.path))
+            entries, stop = _scan(file, segment)
+            tail = recovery.search(file, segment, stop.position)
         except (StorageError, OSError) as error:
             yield _unread(segment.path, error)
             continue
+        if file.unread:
+            unread = f"{len(file.unread) * PAGE_BYTES} bytes, in whole pages, cannot be read"
+            yield Finding(True, f"{segment.path}, offset {min(file.unread)}: {unread}")
         where = f"{segment.path}, offset {stop.position - segment.start}"
         if successor is not None and stop.position != successor.start:
             yield Finding(True, f"{where}, position {stop.position}: {stop.reason}")
@@ -94,8 +99,8 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
         yield Finding(False, f"{segment.path}: {entries} entries up to {stop.position}")
 
 
-def _scan(segment: Segment, disk: Disk) -> tuple[int, recovery.Stop]:
-    scan = recovery.Scan(disk.open(segment.path), segment, segment.start)
+def _scan(file: ReadableFile, segment: Segment) -> tuple[int, recovery.Stop]:
+    scan = recovery.Scan(file, segment, segment.start)
     entries = 0
     for entry in scan:
         if entry.kind == frame.KIND:

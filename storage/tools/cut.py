@@ -11,6 +11,7 @@ from duemq_server.storage import recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.durable_mark import DurableMark
 from duemq_server.storage.segment import Segment, list_segments
+from duemq_server.storage.tools.worn_file import WornFile
 
 
 def cut(directory: str, position: int, disk: Disk) -> list[str]:
@@ -24,7 +25,8 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
         raise ValueError(f"{directory} does not hold position {position}")
     last = kept_segments[-1]
     file = disk.open(last.path)
-    scan = recovery.Scan(file, last, last.start)
+    worn = WornFile(file)
+    scan = recovery.Scan(worn, last, last.start)
     end = last.start
     for entry in scan:
         if end >= position:
@@ -42,8 +44,8 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
     disk.fsync_dir(directory)
     aside = recovery.set_segments_aside(segments[len(kept_segments) :], disk)
     stop = recovery.Stop(position, "cut on request")
-    tail = recovery.search(file, last, position)
-    rest = recovery.keep_aside(file, last, stop, tail, disk)
+    tail = recovery.search(worn, last, position)
+    rest = recovery.keep_aside(worn, last, stop, tail, disk)
     if rest is not None:
         aside.append(rest)
     file.truncate(position - last.start)
@@ -52,4 +54,4 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
 
 
 def _end_of(segment: Segment, disk: Disk) -> int:
-    return recovery.search(disk.open(segment.path), segment, segment.start).nonzero_end
+    return recovery.search(WornFile(disk.open(segment.path)), segment, segment.start).nonzero_end

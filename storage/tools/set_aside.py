@@ -8,9 +8,10 @@ business: a broker's consumers go on behind it (broker/reading/reader.py).
 from __future__ import annotations
 
 from duemq_server.storage import record, recovery
-from duemq_server.storage.disk import Disk, DiskFile, write_all, write_whole
+from duemq_server.storage.disk import Disk, ReadableFile, write_all, write_whole
 from duemq_server.storage.record import InvalidEntryError
 from duemq_server.storage.segment import Segment, list_segments
+from duemq_server.storage.tools.worn_file import WornFile
 
 GAP = 15
 """Kind of an entry that stands for one that was damaged; its body is zeros."""
@@ -28,8 +29,9 @@ def set_aside(directory: str, position: int, disk: Disk) -> tuple[str, int]:
     segment = holding[-1]
     file = disk.open(segment.path)
     try:
-        end = _end_of_damage(file, segment, position, directory)
-        path = _keep(file, segment, position, end, disk)
+        worn = WornFile(file)
+        end = _end_of_damage(worn, segment, position, directory)
+        path = _keep(worn, segment, position, end, disk)
         disk.fsync_dir(directory)
         length = end - position - record.HEADER_BYTES
         gap = record.encode(GAP, [bytes(length)], length, position, 0)
@@ -40,7 +42,7 @@ def set_aside(directory: str, position: int, disk: Disk) -> tuple[str, int]:
     return path, end
 
 
-def _end_of_damage(file: DiskFile, segment: Segment, position: int, directory: str) -> int:
+def _end_of_damage(file: ReadableFile, segment: Segment, position: int, directory: str) -> int:
     scan = recovery.Scan(file, segment, segment.start)
     for _ in scan:
         pass
@@ -62,7 +64,7 @@ def _end_of_damage(file: DiskFile, segment: Segment, position: int, directory: s
     return found
 
 
-def _is_valid(file: DiskFile, segment: Segment, position: int) -> bool:
+def _is_valid(file: ReadableFile, segment: Segment, position: int) -> bool:
     at = position - segment.start
     header = file.pread(record.HEADER_BYTES, at)
     if len(header) < record.HEADER_BYTES:
@@ -74,7 +76,7 @@ def _is_valid(file: DiskFile, segment: Segment, position: int) -> bool:
         return False
 
 
-def _keep(file: DiskFile, segment: Segment, position: int, end: int, disk: Disk) -> str:
+def _keep(file: ReadableFile, segment: Segment, position: int, end: int, disk: Disk) -> str:
     path = f"{segment.path}.aside-{position}"
     if disk.exists(path):  # an earlier try was cut short: the first copy is the good one
         return path

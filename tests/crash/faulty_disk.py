@@ -312,6 +312,7 @@ class FaultyFile:
         self._disk.step()
         self._grow(size)
         del self._inode.data[size:]
+        self._inode.bad = {each for each in self._inode.bad if each * SECTOR_BYTES < size}
 
     def size(self) -> int:
         self._check_open()
@@ -332,4 +333,7 @@ class FaultyFile:
         self._inode.data[offset : offset + len(data)] = data
         self._inode.given_up.difference_update(
             range(offset // SECTOR_BYTES, -(-(offset + len(data)) // SECTOR_BYTES))
+        )
+        self._inode.bad.difference_update(  # the disk puts good ones in their place
+            range(-(-offset // SECTOR_BYTES), (offset + len(data)) // SECTOR_BYTES)
         )

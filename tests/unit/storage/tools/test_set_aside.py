@@ -10,18 +10,21 @@ from duemq_server.storage.errors import CorruptLog
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.replicas import DISK_ID_FILE
 from duemq_server.storage.segment import path_of
+from duemq_server.storage.tools.check import check_log
+from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.tools.set_aside import GAP, set_aside
+from duemq_server.storage.tools.worn_file import PAGE_BYTES
 from tests.crash.faulty_disk import FaultyDisk
 
 LOG = "/log"
 SEGMENT = LOG + "/" + "0" * 20
 
 
-def written(disk: FaultyDisk, entries: int = 10) -> list[int]:
+def written(disk: FaultyDisk, entries: int = 10, kind: int = 1) -> list[int]:
     log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
     for _ in log.recover(0):
         pass
-    at = [log.append(1, [b"%d" % n * 100])[0] for n in range(entries)]
+    at = [log.append(kind, [b"%d" % n * 100])[0] for n in range(entries)]
     while log.write_pending():
         pass
     log.close()
@@ -61,6 +64,44 @@ def test_a_try_that_was_cut_short_is_repeated_with_the_first_copy() -> None:
     assert set_aside(LOG, positions[3], disk) == (path, end)
     assert bytes(disk.content(path)) == kept
     assert len(bodies(disk)) == 10
+
+
+WORN = 10_000
+PAGE, BEHIND_PAGE = WORN - WORN % PAGE_BYTES, WORN - WORN % PAGE_BYTES + PAGE_BYTES
+
+
+def on_a_bad_sector(disk: FaultyDisk) -> tuple[list[int], int]:
+    """Where entries lie, and the first that is lost with the page."""
+    positions = written(disk, entries=100, kind=7)
+    disk.wear_out(SEGMENT, WORN)
+    with pytest.raises(OSError, match="Input/output error"):
+        bodies(disk)
+    return positions, max(position for position in positions if position <= PAGE)
+
+
+def test_what_lies_on_a_bad_sector_is_found_and_given_up_like_other_damage() -> None:
+    """Elsewhere nobody could say where it is, or get rid of it."""
+    disk = FaultyDisk()
+    positions, damaged = on_a_bad_sector(disk)
+    told = [each.text for each in check_log(LOG, disk) if each.damage]
+    assert f"{SEGMENT}, offset {PAGE}: {PAGE_BYTES} bytes, in whole pages, cannot be read" in told
+    assert any(f"position {damaged}:" in text for text in told)
+    path, end = set_aside(LOG, damaged, disk)
+    assert end == min(position for position in positions if position >= BEHIND_PAGE)
+    found = bodies(disk)
+    kept = [each for each in positions if each <= damaged or each >= end]
+    assert [position for position, _, _ in found] == kept
+    assert [position for position, kind, _ in found if kind == GAP] == [damaged]
+    assert len(disk.content(path)) == end - damaged
+    assert not [each for each in check_log(LOG, disk) if each.damage]
+
+
+def test_a_log_is_cut_before_a_bad_sector() -> None:
+    disk = FaultyDisk()
+    positions, damaged = on_a_bad_sector(disk)
+    [aside] = cut(LOG, damaged, disk)
+    assert [each for each, _, _ in bodies(disk)] == [each for each in positions if each < damaged]
+    assert disk.exists(aside)
 
 
 def test_only_where_the_damage_begins() -> None:
