@@ -291,7 +291,7 @@ class QueueTable:
         """Those of other topics than these."""
         if not self._disk.exists(self._root):
             return []
-        known = {os.path.basename(self._folder(topic)) for topic in topics}
+        known = set(map(_folder_name, topics))
         return [
             os.path.join(self._root, name)
             for name in self._disk.listdir(self._root)
@@ -316,5 +316,9 @@ class QueueTable:
         self._disk.rmdir(folder)
 
     def _folder(self, topic: Topic) -> str:
-        # The id has no dot: names with dots share no folder.
-        return os.path.join(self._root, f"{topic.name}.{topic.id}")
+        return os.path.join(self._root, _folder_name(topic))
+
+
+def _folder_name(topic: Topic) -> str:
+    # The id has no dot: names with dots share no folder.
+    return f"{topic.name}.{topic.id}"

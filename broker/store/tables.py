@@ -298,11 +298,12 @@ class Tables:
 
         And those of records that were purged before it: a later purge may not be durable yet.
         """
-        of_checkpoint = [Topic(**row) for row in saved.topics["topics"]]
-        folders = self.queues.unknown_folders([*self.topics, *of_checkpoint])
+        rows, here = saved.topics["topics"], {topic.id for topic in self.topics}
+        deleted_since = [Topic(**row) for row in rows if row["id"] not in here]
+        folders = self.queues.unknown_folders([*self.topics, *deleted_since])
         if not self._purged:
             return NotNeeded(folders, [])  # `offsets` may be long, and this is the event loop
-        known = {topic.id for topic in of_checkpoint}
+        known = {row["id"] for row in rows}
         offsets = {
             GroupQueue(*row[:3]): row[3] for row in saved.offsets if row[0] == names.PURGED_GROUP
         }
