@@ -1182,12 +1182,14 @@ async def test_a_made_up_generation_does_not_keep_a_group_from_its_queues(
         for number in range(4)
     ]
     for client in cluster.clients.values():
+        request = broker_pb2.AcquireQueuesRequest(
+            group="billing", member_id="evil", generation=generation, queues=refs
+        )
         if way == "acquire":
-            request = broker_pb2.AcquireQueuesRequest(
-                group="billing", member_id="evil", generation=generation, queues=refs
-            )
             await status.answer(client.broker.AcquireQueues(request))
         elif way == "commit":
+            request.generation = 1
+            await status.answer(client.broker.AcquireQueues(request))
             commit = broker_pb2.CommitOffsetsRequest(group="billing", commits=commits)
             await status.answer(client.broker.CommitOffsets(commit))
         else:
