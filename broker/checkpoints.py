@@ -41,6 +41,7 @@ class Checkpoints:
         self._meters = meters
         self._data_dir = data_dir
         self._disk = disk
+        self._turn = asyncio.Lock()
         # Guards the file: at the stop, the last save waits for the thread of a cancelled one.
         self._writing = threading.Lock()
 
@@ -57,7 +58,11 @@ class Checkpoints:
                     await self._log_loop.written.wait()
 
     async def save(self) -> None:
-        """One checkpoint.  Raises DiskFull, DiskFailed."""
+        """One checkpoint, after those that were begun before.  Raises DiskFull, DiskFailed."""
+        async with self._turn:
+            await self._save()
+
+    async def _save(self) -> None:
         began = time.monotonic()
         self._log_loop.checkpoint_begins()
         state = await asyncio.to_thread(self._store.freeze())

@@ -15,6 +15,7 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import group_configs, producers
 from duemq_server.broker.store.changes import group_changes, offset_changes
+from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.errors import DiskFailed
@@ -130,6 +131,33 @@ async def test_a_full_disk_wakes_who_waits_for_room() -> None:
         await waits
     assert told
     it.task.cancel()
+
+
+async def test_a_checkpoint_begins_when_the_one_before_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is told of an older one last would take it for the newest."""
+    it = await saving()
+    freeze, taken = it.store.freeze, list[int]()
+    second: list[asyncio.Task[None]] = []
+
+    def noted() -> Callable[[], CheckpointState]:
+        taken.append(it.store.log.end_position)
+        return freeze()
+
+    async def erase(_: CheckpointState) -> None:
+        if not second:
+            second.append(asyncio.create_task(it.checkpoints.save()))
+            await asyncio.to_thread(lambda: None)
+            assert not taken
+
+    monkeypatch.setattr(it.store, "freeze", noted)
+    monkeypatch.setattr(it.checkpoints, "_erase", erase)
+    it.write()
+    it.answer()
+    await it.task
+    await second[0]
+    assert len(taken) == 1
 
 
 async def test_the_rows_of_a_checkpoint_are_made_in_another_thread(
