@@ -5,7 +5,9 @@ Owner: the thread that opens it, before anybody appends or reads.  What the end 
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -14,8 +16,9 @@ from contextlib import suppress
 from duemq_server.storage import recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.durable_mark import DurableMark
-from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.errors import CorruptLog, DiskFull
 from duemq_server.storage.log_parts.log_reader import LogReader
+from duemq_server.storage.log_parts.worn_file import WornFile
 from duemq_server.storage.open_files import OpenFiles
 from duemq_server.storage.record import Entry
 from duemq_server.storage.segment import Segment, SegmentWriter, list_segments
@@ -80,15 +83,27 @@ class OpenedLog(LogReader):
                 continue
             start = max(position, segment.start)
             scan = recovery.Scan(self._files.get(segment.path), segment, start)
-            for entry in scan:
-                self._note_boundary(entry.position)
-                if entry.position >= from_position:
-                    yield entry
-            if last:
-                self._end_recovery(segment, scan.stop, durable)
-            elif scan.stop.position != self._segments[index + 1].start:
+            try:
+                for entry in scan:
+                    self._note_boundary(entry.position)
+                    if entry.position >= from_position:
+                        yield entry
+                if last:
+                    self._end_recovery(segment, scan.stop, durable)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise self._unread(segment, start) from error
+            if not last and scan.stop.position != self._segments[index + 1].start:
                 self._end_early(index, scan.stop, durable)
                 return
+
+    def _unread(self, segment: Segment, start: int) -> CorruptLog:
+        """A sector is bad: where what begins that is lost with it."""
+        scan = recovery.Scan(WornFile(self._files.get(segment.path)), segment, start)
+        for _ in scan:
+            pass
+        return self._corrupt(scan.stop.position, os.strerror(errno.EIO))
 
     def _end_early(self, index: int, stop: recovery.Stop, durable: int) -> None:
         """The entries end within a segment that is not the last."""

@@ -21,11 +21,11 @@ from duemq_server.storage.indexes import consume_queue, key_run
 from duemq_server.storage.indexes.index import FixedIndex
 from duemq_server.storage.indexes.key_run import KeyRun
 from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.log_parts.worn_file import PAGE_BYTES, WornFile
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.storage.replicas import catching_up
 from duemq_server.storage.segment import Segment, list_segments
 from duemq_server.storage.tools import set_aside
-from duemq_server.storage.tools.worn_file import PAGE_BYTES, WornFile
 
 LOG_NAME = "commitlog"
 INDEX_NAME = "consumequeue"

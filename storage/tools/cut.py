@@ -10,8 +10,8 @@ from __future__ import annotations
 from duemq_server.storage import recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.durable_mark import DurableMark
+from duemq_server.storage.log_parts.worn_file import WornFile
 from duemq_server.storage.segment import Segment, list_segments
-from duemq_server.storage.tools.worn_file import WornFile
 
 
 def cut(directory: str, position: int, disk: Disk) -> list[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from duemq_server.storage import record, recovery
 from duemq_server.storage.disk import Disk, ReadableFile, write_all, write_whole
+from duemq_server.storage.log_parts.worn_file import WornFile
 from duemq_server.storage.record import InvalidEntryError
 from duemq_server.storage.segment import Segment, list_segments
-from duemq_server.storage.tools.worn_file import WornFile
 
 GAP = 15
 """Kind of an entry that stands for one that was damaged; its body is zeros."""

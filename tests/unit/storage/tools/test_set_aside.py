@@ -8,12 +8,12 @@ from duemq_server.storage.__main__ import main
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import CorruptLog
 from duemq_server.storage.log import SegmentedLog
+from duemq_server.storage.log_parts.worn_file import PAGE_BYTES
 from duemq_server.storage.replicas import DISK_ID_FILE
 from duemq_server.storage.segment import path_of
 from duemq_server.storage.tools.check import check_log
 from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.tools.set_aside import GAP, set_aside
-from duemq_server.storage.tools.worn_file import PAGE_BYTES
 from tests.crash.faulty_disk import FaultyDisk
 
 LOG = "/log"
@@ -74,9 +74,10 @@ def on_a_bad_sector(disk: FaultyDisk) -> tuple[list[int], int]:
     """Where entries lie, and the first that is lost with the page."""
     positions = written(disk, entries=100, kind=7)
     disk.wear_out(SEGMENT, WORN)
-    with pytest.raises(OSError, match="Input/output error"):
+    damaged = max(position for position in positions if position <= PAGE)
+    with pytest.raises(CorruptLog, match=f"Input/output error.*set-aside {LOG} --at {damaged}"):
         bodies(disk)
-    return positions, max(position for position in positions if position <= PAGE)
+    return positions, damaged
 
 
 def test_what_lies_on_a_bad_sector_is_found_and_given_up_like_other_damage() -> None:

@@ -1,4 +1,4 @@
-"""A file of a disk with bad sectors, as tools read it: what cannot be read is zeros.
+"""A file of a disk with bad sectors: what cannot be read is zeros, for who looks for damage.
 
 So damage of that kind is found, given up and kept aside like any other.  Whoever writes over all of
 a page gets a good one in its place.
