@@ -5,7 +5,8 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 Due timers wait per target (home broker, topic, queue), in due order (due_timers.py).  Batches are
 cut from the targets in turn, so that a target with a million due timers delays another one by one
 batch.  What cannot be sent now (no connection, no route, lane full) goes on waiting, still pending:
-it can be cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).
+it can be cancelled, and it can go elsewhere.  So does what is held (holding/holds.py).  Where only
+another route, connection or hold can change that (`is_shut`), nobody looks again until it did.
 
     target               goes to
     a queue (>= 0)       this queue of the home broker, always; waits for the broker if it is away;
@@ -82,13 +83,18 @@ class Dispatcher:
         if self.due.waiting:
             self.on_stirred()
 
+    def wake(self) -> None:
+        """As `stir`, of all targets: what `is_shut` says may have changed."""
+        self.due.wake()
+        self.stir()
+
     # -- where to ---------------------------------------------------------
 
     def set_routes(self, routes: Mapping[str, Queues]) -> None:
         """The writable queues of every topic."""
         self._routes = routes
         self._routes_known = True
-        self.stir()
+        self.wake()
 
     def queues(self, topic: str) -> Queues | None:
         """The writable queues of a topic; None: no routes are known yet."""
@@ -113,7 +119,7 @@ class Dispatcher:
     def connected(self, name: str) -> None:
         """Batches can be sent to the broker."""
         self.peer(name).connected = True
-        self.stir()
+        self.wake()
 
     def disconnected(self, name: str, now_ms: int) -> None:
         """The connection to the broker is gone, with every answer that was due on it."""
@@ -162,9 +168,13 @@ class Dispatcher:
         if home.connected and queues.get(target.broker, 0) > 0:
             return [target.broker] if self._open(target.broker) else []
         home.down_since_ms = home.down_since_ms or now_ms
-        if not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS:
+        if self._may_come_back(home, now_ms):
             return []
         return self._all_open(queues)
+
+    def _may_come_back(self, home: Peer, now_ms: int) -> bool:
+        """Whether a broker is away for so short that what is its own waits for it."""
+        return not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS
 
     def _all_open(self, queues: Queues) -> list[str]:
         return [name for name, count in sorted(queues.items()) if count > 0 and self._open(name)]
@@ -203,6 +213,8 @@ class Dispatcher:
 
         Not what only waits for its turn: it goes in a moment, and in its order.
         """
+        if self.due.is_asleep(number):
+            return True
         if self.choose(target, now_ms) is not None:
             self.due.flows(number)
             return False
@@ -218,6 +230,20 @@ class Dispatcher:
         home = bool(target.broker) and self.peer(target.broker).connected
         names = [target.broker] if home or target.queue_id >= 0 else list(queues)
         return any(queues.get(name) and self.peer(name).takes(target.topic) for name in names)
+
+    def is_shut(self, target: TargetId, now_ms: int) -> bool:
+        """Whether nothing can go to a target, whatever is answered and however long it takes.
+
+        Until `wake`: other routes, a connection, a hold or a fence that ends.
+        """
+        if self._fence or self._is_held(target):
+            return True
+        queues = self._routes.get(target.topic, {})
+        if target.queue_id >= 0:
+            return not (queues.get(target.broker) and self.peer(target.broker).connected)
+        if any(count > 0 and self.peer(name).connected for name, count in queues.items()):
+            return False
+        return not (target.broker and self._may_come_back(self.peer(target.broker), now_ms))
 
     def _is_held(self, target: TargetId) -> bool:
         return target.topic in self._holds.topics or room_number(target) is not None

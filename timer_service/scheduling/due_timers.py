@@ -2,7 +2,8 @@
 
 Owned by: Dispatcher.  Mutated by: the thread that owns the scheduler.  No clock, no I/O.
 
-Targets have turns.  Rows of cancelled timers stay until they are taken: see near.py.
+Targets have turns.  One to which nothing can go for now, however many answers come, is asleep: a
+tick does not look at it.  Rows of cancelled timers stay until they are taken: see near.py.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class DueTimers:
     def __init__(self) -> None:
         self.waiting = 0  # rows, cancelled ones included
         self._ready: dict[int, deque[Ids]] = {}  # by target, the one served last at the end
+        self._awake: dict[int, None] = {}  # those of them that a tick looks at, in this order
         self._latest_ms: dict[int, int] = {}  # by target: due time
         self._full: dict[int, Full] = {}  # by target
 
@@ -72,13 +74,19 @@ class DueTimers:
     def add(self, target: int, ids: Ids, latest_ms: int = 0) -> None:
         """Timers of a target are due, the last of them at `latest_ms`."""
         self._latest_ms[target] = max(self.latest_ms(target), latest_ms)
-        self._ready.setdefault(target, deque()).append(ids)
+        self._ready_of(target).append(ids)
         self.waiting += len(ids)
+
+    def _ready_of(self, target: int) -> deque[Ids]:
+        if target not in self._ready:
+            self._ready[target] = deque()
+            self._awake[target] = None
+        return self._ready[target]
 
     def replace(self, target: int, ids: Ids, latest_ms: int) -> None:
         """As `add`, of all that wait, in another order; the target keeps its turn."""
         self.waiting -= self.waiting_for(target)
-        self._ready.setdefault(target, deque()).clear()
+        self._ready_of(target).clear()
         self.add(target, ids, latest_ms)
 
     def latest_ms(self, target: int) -> int:
@@ -88,6 +96,22 @@ class DueTimers:
     def turns(self) -> list[int]:
         """Every target with something ready, the one served last at the end."""
         return list(self._ready)
+
+    def awake(self) -> list[int]:
+        """As `turns`, without those that are asleep."""
+        return list(self._awake)
+
+    def is_asleep(self, target: int) -> bool:
+        """Whether something waits for a target, and nothing can go there."""
+        return target in self._ready and target not in self._awake
+
+    def sleep(self, target: int) -> None:
+        """Nothing can go to the target before `wake` is called."""
+        self._awake.pop(target, None)
+
+    def wake(self) -> None:
+        """More can go than answers say: all have turns again, behind those that were awake."""
+        self._awake |= dict.fromkeys(self._ready)
 
     def waiting_for(self, target: int) -> int:
         """How many timers of a target wait, cancelled ones included."""
@@ -100,6 +124,7 @@ class DueTimers:
     def take(self, target: int, count: int) -> Ids:
         """Up to `count` timers of a target, first due first."""
         ready, taken, left = self._ready.pop(target), [], count
+        self.sleep(target)
         while ready and left:
             ids = ready[0]
             if len(ids) <= left:
@@ -111,6 +136,7 @@ class DueTimers:
         self.waiting -= count - left
         if ready:
             self._ready[target] = ready
+            self._awake[target] = None
             if target in self._full:
                 self._full[target].taken += count - left
         else:
@@ -124,7 +150,7 @@ class DueTimers:
     def put_back(self, target: int, ids: Ids) -> None:
         """Returns timers that were taken; they are first of their target again."""
         if len(ids):
-            self._ready.setdefault(target, deque()).appendleft(ids)
+            self._ready_of(target).appendleft(ids)
             self.waiting += len(ids)
             if target in self._full:
                 self._full[target].taken -= len(ids)

@@ -60,7 +60,7 @@ class Parking:
         """Timers due by `due_ms` that wait and go, one batch after the other."""
         return sum(
             self._waiting_by(target, due_ms)
-            for target in self._due.turns()
+            for target in self._due.awake()
             if not self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
         )
 

@@ -71,6 +71,7 @@ from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 
 _log = logging.getLogger(__name__)
 
+SLEEPS_MAX = 2_000  # targets found stuck in one tick: some 4 ms of work
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
 
 
@@ -232,7 +233,7 @@ class Scheduler:
     def resumed(self, room: TargetId) -> None:
         """What waits there is held no longer; a topic's timers go from where they wait."""
         self._resumed.append(self.numbers.number_target(room))
-        self.dispatcher.stir()
+        self.dispatcher.wake()
 
     def _release_resumed(self) -> None:
         while self._resumed and not self.dispatcher.due.waiting_for(self._resumed[0]):
@@ -252,17 +253,20 @@ class Scheduler:
 
     def _build_batches(self, now_ms: int) -> bool:
         """Cuts batches from the targets in turn; True if there may be more."""
-        built = 0
+        built = slept = 0
         due = self.dispatcher.due
-        turns = due.turns()
+        turns = due.awake()
         while turns:
             goes = []  # what does not go now will not before an answer comes
             for target in turns:
-                if built >= self.limits.tick_batches_max:
+                if built >= self.limits.tick_batches_max or slept >= SLEEPS_MAX:
                     return True
                 if self._build_batch(target, now_ms):
                     built += 1
                     goes.append(target)
+                elif self.dispatcher.is_shut(self.numbers.targets[target], now_ms):
+                    due.sleep(target)
+                    slept += 1
             turns = [target for target in goes if due.waiting_for(target)]
         return False
 

@@ -172,6 +172,38 @@ def test_what_does_not_go_is_looked_at_once_a_tick(monkeypatch: pytest.MonkeyPat
     assert choose.call_count < 2 * 40
 
 
+def test_what_is_stuck_is_not_looked_at_again_until_it_may_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 100,000 queues of brokers that are away each tick was 100 ms late, for everybody."""
+    world = World()
+    topics = [f"topic-{number}" for number in range(40)]
+    for topic in topics:
+        monkeypatch.setitem(TOPICS, topic, 1)
+        world.broker.accept([START_MS] * 2, 10, topic)
+    world.ingest(40)
+    world.set_topics(["any"])
+    world.tick()
+    choose = Mock(wraps=world.scheduler.dispatcher.choose)
+    monkeypatch.setattr(world.scheduler.dispatcher, "choose", choose)
+
+    assert fire(world) == []
+    world.broker.accept([START_MS] * 3, 10, topics[0])
+    world.broker.accept([START_MS] * 3, 10, "any")
+    world.ingest(2)
+    assert fire(world) == [83, 84, 85]
+    assert choose.call_count < 10
+
+    monkeypatch.setattr(scheduler, "SLEEPS_MAX", 9)
+    choose.reset_mock()
+    world.set_topics(["any", topics[39]])
+    assert fire(world) == []
+    assert choose.call_count < 12
+    assert world.scheduler.next_tick_ms() <= world.now_ms
+    delivered = [fire(world) for _ in range(5)]
+    assert [each for each in delivered if each] == [[78, 79]]
+
+
 def jobs_of(world: World) -> int:
     """How many there are to do."""
     jobs = 0
