@@ -13,7 +13,7 @@ from collections import deque
 
 import numpy as np
 
-from duemq_server.timer_service.timers.rows import Rows
+from duemq_server.timer_service.timers.rows import Rows, runs
 from duemq_server.timer_service.timers.wheel import Ids
 
 # What waits for a target whose lanes are full is looked at for so long before its pace is known …
@@ -52,24 +52,23 @@ class DueTimers:
 
     def sort_in(self, ids: Ids, table: Rows) -> None:
         """Timers of any targets are due; `table`: their columns, by number."""
-        targets = table.target[ids]
-        distinct = set(targets.tolist())
-        if len(distinct) == 1:
-            self._sort_in(distinct.pop(), ids, table)
+        if not len(ids):
             return
-        for target in distinct:
-            self._sort_in(target, ids[targets == target], table)
-
-    def _sort_in(self, target: int, ids: Ids, table: Rows) -> None:
-        """What comes late goes in front of later ones."""
-        due_ms = table.due_ms
-        latest_ms = int(due_ms[ids].max(initial=0))
-        if len(ids) and self.latest_ms(target) > int(due_ms[ids].min()):
-            ids = np.concatenate([self.ids_of(target), ids])
-            ids = ids.take(np.argsort(due_ms[ids], kind="stable"))
-            self.replace(target, ids, latest_ms)
-        else:
-            self.add(target, ids, latest_ms)
+        targets = table.target[ids]
+        order = np.argsort(targets, kind="stable")
+        ids, targets, due_ms = ids[order], targets[order], table.due_ms[ids[order]]
+        parts = runs(targets)
+        starts = [start for start, _ in parts]
+        first_ms = np.minimum.reduceat(due_ms, starts).tolist()
+        latest_ms = np.maximum.reduceat(due_ms, starts).tolist()
+        for at, target in enumerate(targets[starts].tolist()):
+            part = ids[slice(*parts[at])]
+            if self.latest_ms(target) > first_ms[at]:  # what comes late goes in front of later ones
+                part = np.concatenate([self.ids_of(target), part])
+                part = part.take(np.argsort(table.due_ms[part], kind="stable"))
+                self.replace(target, part, latest_ms[at])
+            else:
+                self.add(target, part, latest_ms[at])
 
     def add(self, target: int, ids: Ids, latest_ms: int = 0) -> None:
         """Timers of a target are due, the last of them at `latest_ms`."""
