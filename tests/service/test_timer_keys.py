@@ -66,6 +66,24 @@ def keys_of(cluster, wanted, shard=0):
     return mine[:wanted]
 
 
+async def test_a_send_waits_for_room_though_others_fill_the_buffer_meanwhile(cluster, monkeypatch):
+    """As it looked for the timer shards: it was Overloaded, as only `submit` may be."""
+    settings = ProducerSettings(buffer_bytes=1_000)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        await producer.ready(TOPIC)
+        look, others = producer._timer_calls.ready, []
+
+        async def ready(timeout_s):
+            while not producer.outbox.full:
+                others.append(producer.submit(TOPIC, bytes(600)))
+            return await look(timeout_s)
+
+        monkeypatch.setattr(producer._timer_calls, "ready", ready)
+        receipt = await producer.send(TOPIC, b"1", timer_key="k", delay="5s")
+        assert receipt.due_ms == NOW_MS + 5_000
+        assert len(await asyncio.gather(*others)) == 2
+
+
 async def test_a_receipt_tells_handle_due_time_and_what_was_replaced(cluster, producer):
     first = await producer.send(TOPIC, b"1", timer_key="k", delay="5s")
     assert (first.due_ms, first.replaced, first.queue, first.offset) == (

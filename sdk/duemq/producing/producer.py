@@ -102,9 +102,9 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
 
     async def send(self, topic: str, body: bytes, **options: Unpack[SendOptions]) -> Receipt:
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
-        await self._ready(topic)
         if options.get("timer_key") is not None:
             await self._shards_known()
+        await self._ready(topic)
         pending = self.submit(topic, body, **options)
         pending._batch.tell(pending._index)  # who cancels this does not ask
         return await pending
@@ -188,7 +188,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         return Receipts(pieces).checked()
 
     async def _shards_known(self) -> None:
-        await self._timer_calls.ready(self._settings.send_timeout_s)
+        await self._timer_calls_now().ready(self._settings.send_timeout_s)
 
     def _timer_calls_now(self) -> TimerCalls:
         self._running()
