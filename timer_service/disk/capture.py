@@ -59,6 +59,7 @@ def capture(
         holds=scheduler.holds.saved(),
         next_hold=scheduler.holds.next_number,
         left=scheduler.holds.left,
+        epoch_forgotten=scheduler.dispatcher.epoch_forgotten,
     )
 
 

@@ -25,7 +25,7 @@ of those that still lie on disk `unmet_pages`, u64, and `unmet_bits`, 128 bytes 
 (epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
 producer id, and `installed`; `topics`, the ledger by topic; `bulk`, jobs on what is pending
 (timer_service/scheduling/bulk/jobs.py); `holds`, those in force (hold_entry.Hold), and `next_hold`,
-if there ever was one; `left`, once a LEFT entry said it.
+if there ever was one; `left`, once a LEFT entry said it; `epoch_forgotten`, once a lane was.
 """
 
 from __future__ import annotations
@@ -129,6 +129,8 @@ class CheckpointState:
     holds: list[Hold] = dataclasses.field(default_factory=list)
     next_hold: int = 1
     left: bool | None = None
+    epoch_forgotten: int = 0
+    """As of the dispatcher."""
 
     def files(self) -> set[str]:
         """Period files that must stay."""
@@ -201,6 +203,8 @@ def encode(state: CheckpointState) -> bytes:
         added |= {"holds": state.holds, "next_hold": state.next_hold}
     if state.left is not None:
         added["left"] = state.left
+    if state.epoch_forgotten:
+        added["epoch_forgotten"] = state.epoch_forgotten
     arrays |= _pages("late", state.fired_late) | _pages("replaced", state.replaced)
     if state.unmet is not None:
         pages, bits = state.unmet
@@ -284,6 +288,7 @@ def decode(payload: bytes) -> CheckpointState:
         holds=[Hold(*each) for each in header.get("holds", ())],
         next_hold=header.get("next_hold", 1),
         left=header.get("left"),
+        epoch_forgotten=header.get("epoch_forgotten", 0),
     )
 
 

@@ -194,6 +194,9 @@ class DispatchedTimers:
 
     def _epoch(self, entry: Entry) -> None:
         restarted = log_entries.decode_epoch(entry.body)
+        if restarted.epoch == log_entries.FORGOTTEN:
+            self._scheduler.dispatcher.forget(restarted.lane)
+            return
         lane = self._scheduler.dispatcher.lane(restarted.lane)
         lane.restart(restarted.epoch)
         for batch in self._of_lane[lane]:

@@ -134,7 +134,10 @@ class Housekeeper:
         scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
         scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
         scheduler.bulk.expire(now_ms)
-        return self.save(now_ms) if self._save_is_due(now_ms) else None
+        if not self._save_is_due(now_ms):
+            return None
+        scheduler.forget_lanes()
+        return self.save(now_ms)
 
     def _bring(self, now_ms: int) -> Load | None:
         """Timers into memory."""

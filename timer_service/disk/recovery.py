@@ -84,6 +84,7 @@ class Recovery(DispatchedTimers):
             scheduler.numbers.number_target(target)
         for lane in state.lanes:
             self._restore_lane(lane)
+        scheduler.dispatcher.epoch_forgotten = state.epoch_forgotten
         scheduler.tombstones.gone.restore(state.replaced, state.dropped)
         if state.unmet is not None:
             scheduler.tombstones.left.restore(*state.unmet)

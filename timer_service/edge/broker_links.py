@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 CLOCK_INTERVAL_S = 1.0
 SAY_AGAIN_S = 60.0
+GONE_MAX = 4_096
+"""Topics that are gone, of which is known how many queues they had."""
 
 
 class BrokerLinks:
@@ -64,7 +66,7 @@ class BrokerLinks:
         self._clocks = process.lasting(self._watch_clocks(), "clocks", shard.log_loop.fail)
         self._stopping: set[asyncio.Task[None]] = set()
         self._seen: dict[str, Route] = {}
-        self._queues: dict[str, Queues] = {}  # writable, as they were last; also of topics gone
+        self._queues: dict[str, Queues] = {}  # writable, as they were last; of topics gone, too
         shard.log_loop.on_sendable = self._kick
 
     def changed(self) -> None:
@@ -100,6 +102,9 @@ class BrokerLinks:
                     self._queues[topic] = self._writable(route)
                 self._seen[topic] = route
                 queues[topic] = self._queues[topic]
+        gone = [topic for topic in self._queues if topic not in queues]
+        for topic in gone[:-GONE_MAX]:
+            del self._queues[topic]
         self._shard.scheduler.dispatcher.set_routes(queues)
 
     def _writable(self, route: Route) -> Queues:

@@ -59,9 +59,12 @@ class Dispatcher:
         self._fence = ""
         self._routes: Mapping[str, Queues] = {}
         self._routes_known = False
-        self._next_queue: dict[tuple[str, str], int] = {}
+        self._queues_went = False  # there may be lanes to queues that are gone
+        self._next_queue: dict[str, dict[str, int]] = {}  # by topic and broker
         self._last_broker: dict[str, str] = {}  # that a topic's batch went to
         self._unanswered: dict[int, Counter[FireLane]] = {}  # batches by target
+        self.epoch_forgotten = 0
+        """The latest of a lane that was forgotten: whoever begins again does so behind it."""
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
         self.on_stirred: Callable[[], None] = lambda: None
@@ -92,8 +95,11 @@ class Dispatcher:
 
     def set_routes(self, routes: Mapping[str, Queues]) -> None:
         """The writable queues of every topic."""
+        for topic in self._routes.keys() - routes.keys():
+            self._next_queue.pop(topic, None)
+            self._last_broker.pop(topic, None)
         self._routes = routes
-        self._routes_known = True
+        self._routes_known = self._queues_went = True
         self.wake()
 
     def queues(self, topic: str) -> Queues | None:
@@ -139,9 +145,26 @@ class Dispatcher:
         return lanes[lane_id]
 
     def lanes(self) -> Iterator[FireLane]:
-        """Every lane ever used."""
+        """Every lane that was used, and not forgotten."""
         for peer in self.peers.values():
             yield from peer.lanes.values()
+
+    def spare_lanes(self, count: int) -> list[FireLane]:
+        """Up to so many of which all is answered, and whose queues are gone."""
+        if not self._queues_went:
+            return []
+        gone = [lane for lane in self.lanes() if not self._is_served(lane.id)]
+        self._queues_went = bool(gone)
+        return [lane for lane in gone if not lane.unacked][:count]
+
+    def _is_served(self, lane_id: LaneId) -> bool:
+        return lane_id.queue_id < self._routes.get(lane_id.topic, {}).get(lane_id.broker, 0)
+
+    def forget(self, lane_id: LaneId) -> None:
+        """Nothing is known of a lane any more; all of it is answered."""
+        lane = self.peer(lane_id.broker).lanes.pop(lane_id, None)
+        if lane is not None:
+            self.epoch_forgotten = max(self.epoch_forgotten, lane.epoch)
 
     def choose(self, target: TargetId, now_ms: int, but: Collection[str] = ()) -> FireLane | None:
         """The lane that the target's next batch belongs to; None: not now.  `but`: not there."""
@@ -199,12 +222,13 @@ class Dispatcher:
         return self.peer(broker).is_open() and not self._fence
 
     def _next_lane(self, broker: str, topic: str, queues: int) -> FireLane | None:
-        first = self._next_queue.get((broker, topic), 0)
+        turns = self._next_queue.setdefault(topic, {})
+        first = turns.get(broker, 0)
         for step in range(queues):
             queue = (first + step) % queues
             lane = self._usable(LaneId(broker, topic, queue))
             if lane is not None:
-                self._next_queue[broker, topic] = queue + 1
+                turns[broker] = queue + 1
                 return lane
         return None
 

@@ -28,6 +28,9 @@ So does each lane at the first batch that a start gives it: this state may be an
 and the next numbers those of other batches that a broker has stored, which would be answered as
 repeats of them.  What was not answered before keeps its numbers, and goes first; if a start since
 the copy was made has begun an epoch there (FENCED_PRODUCER), it gets another one, too.
+
+A lane of which all is answered is forgotten once its queue is gone.  Should there be such a queue
+again, it begins anew, in a later epoch than any that was forgotten.
 """
 
 from __future__ import annotations
@@ -148,6 +151,11 @@ class FireLane:
     def full(self) -> bool:
         """Whether no further batch should be built."""
         return len(self.unacked) >= (UNACKED_MAX if self.begun else 1)
+
+    @property
+    def unused(self) -> bool:
+        """Whether it never had a batch."""
+        return not (self.epoch or self.next_sequence)
 
     def next_epoch(self, now_ms: int) -> int:
         """Of a start: later ones have greater ones, also of a copy of what is here now."""

@@ -72,6 +72,7 @@ from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 _log = logging.getLogger(__name__)
 
 SLEEPS_MAX = 2_000  # targets found stuck in one tick: some 4 ms of work
+FORGOTTEN_MAX = 500  # lanes forgotten with a checkpoint: some 5 ms of work
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
 
 
@@ -378,13 +379,25 @@ class Scheduler:
         return stored
 
     def _restart(self, lane: FireLane, now_ms: int) -> None:
-        restarted = Restarted(lane.id, lane.next_epoch(now_ms))
+        epoch = max(lane.next_epoch(now_ms), self.dispatcher.epoch_forgotten + 1)
+        restarted = Restarted(lane.id, epoch)
         _, end = self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(restarted)])
         lane.restart(restarted.epoch)
         lane.begun = True
         for each in lane.unacked:
             each.durable = False
             self._undurable.append((end, each))
+
+    def forget_lanes(self) -> None:
+        """Those of queues that are gone, some at once.  Raises LogFull, DiskFull: ask again."""
+        lanes = self.dispatcher.spare_lanes(FORGOTTEN_MAX)
+        if lanes:
+            self.flush_acks()  # in the log, too, all of it is answered
+        for lane in lanes:
+            if not lane.unused:
+                forgotten = Restarted(lane.id, log_entries.FORGOTTEN)
+                self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(forgotten)])
+            self.dispatcher.forget(lane.id)
 
     def flush_acks(self) -> None:
         """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""

@@ -42,7 +42,8 @@ EPOCH (kind 20): a lane starts over, under a new epoch (the broker forgot its se
 10    2    topic_length
 12    4    reserved    zeros
 16    n    broker, topic: as in DISPATCH.  Batches of the lane that are not answered
-           keep their order and are renumbered from sequence 0.
+           keep their order and are renumbered from sequence 0.  Epoch 0: all is answered, its
+           queue is gone, and it is forgotten; older releases begin it anew with that, too.
 
 SCHEDULE (kind 21): timers under keys of their owner; keyed_entry.py.
 
@@ -70,6 +71,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+FORGOTTEN = 0  # of EPOCH
 ADD, CANCEL, DISPATCH, ACK, EPOCH, SCHEDULE, RECUR = 16, 17, 18, 19, 20, 21, 22
 BULK = 26  # 24 and 25 are a block's
 HOLD, DROP = 28, 29

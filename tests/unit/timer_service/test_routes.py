@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from duemq.protocol.route import Broker, BrokerQueues, Route, RouteCache, Update
+from duemq_server.timer_service.edge import broker_links
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from tests.manual_loop import ManualLoop
 from tests.unit.timer_service.test_set_clock import linked
@@ -74,3 +75,21 @@ def test_fewer_queues_than_there_were_are_said_once(
         ("a", 2, "b1", 4),
         ("a", 1, "b1", 3),
     ]
+
+
+def test_of_topics_that_are_gone_the_oldest_are_forgotten(
+    loop: ManualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(quiet: Quiet) -> None:
+        monkeypatch.setattr(broker_links, "GONE_MAX", 2)
+        links = linked(quiet, monkeypatch, BrokerClock())
+        links.by_name.clear()
+        said(links._routes, route("stays", 1))
+        for topic in ("a", "b", "c"):
+            said(links._routes, route(topic, 1))
+            links.changed()
+            said(links._routes, removed=(topic,))
+            links.changed()
+        assert list(links._queues) == ["stays", "b", "c"]
+
+    run(loop, main)

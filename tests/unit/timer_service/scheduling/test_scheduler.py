@@ -471,3 +471,45 @@ def test_what_waits_for_an_answer_is_looked_at_when_that_is_a_refusal() -> None:
     world.scheduler.answered(batch, FireOutcome.REFUSED, START_MS)
 
     assert called == [0]
+
+
+def test_a_lane_whose_queue_is_gone_is_forgotten_and_begins_anew_behind_it() -> None:
+    """One of each topic that ever was stayed in memory, and in each checkpoint."""
+    world = World()
+    for made_anew in range(4):
+        world.set_topics(["any", "keyed"])
+        world.broker.accept([START_MS] * 2, 10, "keyed")
+        world.broker.accept([START_MS], 10, "any")
+        world.ingest(2)
+        fire(world)
+        [lane] = [x for x in world.scheduler.dispatcher.lanes() if x.id.topic == "keyed"]
+        assert lane.epoch == START_MS // 1000 + made_anew  # though the clock went back
+        world.set_topics(["any"])
+        if made_anew % 2:  # a start finds that in the log, or else in the checkpoint
+            world.scheduler.forget_lanes()
+            world.sync()
+        else:
+            world.now_ms += LIMITS.checkpoint_interval_ms
+            while world.housekeep():
+                pass
+            world.now_ms = START_MS
+        assert {each.id.topic for each in world.scheduler.dispatcher.lanes()} == {"any"}
+        world.kill()
+        assert {each.id.topic for each in world.scheduler.dispatcher.lanes()} == {"any"}
+
+    world.drain()
+
+
+def test_a_lane_is_kept_while_something_is_on_its_way() -> None:
+    world = World()
+    world.broker.accept([START_MS], 10, "keyed")
+    world.ingest(1)
+    world.tick()
+    world.set_topics(["any"])
+    world.now_ms += LIMITS.checkpoint_interval_ms
+    while world.housekeep():
+        pass
+    world.kill()
+
+    assert [each.id.topic for each in world.scheduler.dispatcher.lanes()] == ["keyed"]
+    world.drain()
