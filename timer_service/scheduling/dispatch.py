@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from duemq.protocol.limits import BATCHES_MAX
 from duemq_server.timer_service.scheduling.due_timers import DueTimers
-from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane
+from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireLane, FireOutcome
 from duemq_server.timer_service.scheduling.holding.holds import Holds, room_number
 from duemq_server.timer_service.scheduling.peer import Peer
 from duemq_server.timer_service.timers.log_entries import LaneId, TargetId
@@ -285,6 +285,18 @@ class Dispatcher:
         peer.unacked_bytes += len(batch.records)
         peer.busy[batch.lane.id] = batch.lane
         self._unanswered.setdefault(batch.target, Counter())[batch.lane] += 1
+
+    def answered(
+        self, batch: FireBatch, outcome: FireOutcome, now_ms: int, jitter: float, reason: str = ""
+    ) -> bool:
+        """As FireLane.answered; True: it is stored."""
+        peer = self.peer(batch.lane.id.broker)
+        peer.count(batch.lane, -1)
+        stored = batch.lane.answered(batch, outcome, now_ms, jitter, reason)
+        peer.count(batch.lane, 1)
+        if stored:
+            self.stored(batch)
+        return stored
 
     def stored(self, batch: FireBatch) -> None:
         """A batch of a lane was answered as stored."""

@@ -6,6 +6,7 @@ Owned by: Dispatcher.  No clock, no I/O.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from duemq_server.timer_service.scheduling.fire_lane import FireLane
 from duemq_server.timer_service.timers.log_entries import LaneId
@@ -25,6 +26,9 @@ class Peer:
     connected: bool = False
     down_since_ms: int = 0
     unacked_bytes: int = 0
+    rejected_bytes: int = 0  # of them, in lanes whose first batch was rejected
+    refusing: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Lanes whose first batch was refused or rejected, by topic."""
     lanes: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)
     busy: dict[LaneId, FireLane] = dataclasses.field(default_factory=dict)  # with unacked batches
 
@@ -34,10 +38,16 @@ class Peer:
             return False
         if self.unacked_bytes < BROKER_BYTES_MAX:
             return True
-        rejected = sum(lane.unacked_bytes for lane in self.busy.values() if lane.rejected)
-        return self.unacked_bytes - min(rejected, REJECTED_BYTES_MAX) < BROKER_BYTES_MAX
+        rejected = min(self.rejected_bytes, REJECTED_BYTES_MAX)
+        return self.unacked_bytes - rejected < BROKER_BYTES_MAX
 
     def takes(self, topic: str) -> bool:
         """Whether it takes what is sent of a topic, as far as is known."""
-        lanes = (lane for lane in self.busy.values() if lane.id.topic == topic)
-        return self.connected and not any(lane.failures for lane in lanes)
+        return self.connected and not self.refusing[topic]
+
+    def count(self, lane: FireLane, sign: int) -> None:
+        """Takes a lane out of the counts (-1) before it is changed, and into them (1) behind."""
+        self.rejected_bytes += sign * lane.unacked_bytes if lane.rejected else 0
+        self.refusing[lane.id.topic] += sign if lane.failures else 0
+        if not self.refusing[lane.id.topic]:
+            del self.refusing[lane.id.topic]

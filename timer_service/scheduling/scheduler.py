@@ -364,9 +364,9 @@ class Scheduler:
     ) -> bool:
         """A broker answered a batch, and why it refused it; True if it is stored."""
         lane = batch.lane
-        stored = lane.answered(batch, outcome, now_ms, self._random.random(), reason)
+        jitter = self._random.random()
+        stored = self.dispatcher.answered(batch, outcome, now_ms, jitter, reason)
         if stored:
-            self.dispatcher.stored(batch)
             self.ledger.in_flight -= batch.count
             self._acks.append(batch.position)
             if len(self._acks) >= ACKS_MAX:

@@ -238,7 +238,7 @@ def test_a_fenced_shard_sends_nothing() -> None:
 def rejected(dispatcher: Dispatcher, topic: str, size: int, outcome: FireOutcome) -> None:
     batch = push(dispatcher, dispatcher.lane(LaneId("home", topic, 0)), size)
     batch.lane.sent(batch)
-    batch.lane.answered(batch, outcome, NOW, 0.5)
+    dispatcher.answered(batch, outcome, NOW, 0.5)
 
 
 def test_what_is_rejected_for_its_own_sake_holds_up_no_other_topic() -> None:
@@ -252,6 +252,32 @@ def test_what_is_rejected_for_its_own_sake_holds_up_no_other_topic() -> None:
     full = dispatcher_with(home=1)
     rejected(full, "other", BROKER_BYTES_MAX, FireOutcome.REFUSED)
     assert full.choose(ANY, NOW) is None  # the broker takes nothing at all
+
+
+class Unseen(dict[LaneId, FireLane]):
+    def values(self) -> Any:
+        pytest.fail("all lanes are looked at")
+
+
+def test_what_is_rejected_is_not_counted_anew_for_each_batch() -> None:
+    """After 2 MiB for a topic that was deleted each look at a broker was one at all of its lanes,
+    in each tick several for each queue with something due."""
+    dispatcher = dispatcher_with(home=1)
+    for topic in ("gone", "gone too", "and this"):
+        rejected(dispatcher, topic, BROKER_BYTES_MAX // 2, FireOutcome.REJECTED)
+    peer = dispatcher.peer("home")
+    peer.busy = Unseen(peer.busy)
+
+    assert dispatcher.choose(ANY, NOW) is not None
+    assert not dispatcher.is_stuck(1, ANY, NOW)
+    assert not peer.takes("gone")
+    assert peer.takes("t")
+
+    [lane] = [x for x in peer.lanes.values() if x.id.topic == "gone too"]
+    lane.sent(lane.unacked[0])
+    assert dispatcher.answered(lane.unacked[0], FireOutcome.STORED, NOW, 0.5)
+    assert peer.takes("gone too")
+    assert (peer.rejected_bytes, peer.unacked_bytes) == (BROKER_BYTES_MAX, BROKER_BYTES_MAX)
 
 
 def test_a_clock_that_was_set_neither_ends_waits_nor_makes_them_longer() -> None:
@@ -368,7 +394,7 @@ def test_a_broker_that_stops_answering_is_noticed_however_quick_it_was() -> None
 
 def test_what_no_broker_takes_is_stuck_at_once() -> None:
     dispatcher = dispatcher_with(home=2)
-    lane = full(dispatcher, 10)
+    full(dispatcher, 10)
     dispatcher.disconnected("home", NOW)
     assert dispatcher.is_stuck(0, KEYED, NOW)
     dispatcher.connected("home")
@@ -377,7 +403,7 @@ def test_what_no_broker_takes_is_stuck_at_once() -> None:
     assert dispatcher.is_stuck(0, KEYED, NOW)
     dispatcher.set_routes({"t": {"home": 2}})
     [batch, *_] = dispatcher.sendable("home", NOW, 1)
-    lane.answered(batch, FireOutcome.REJECTED, NOW, 0)
+    dispatcher.answered(batch, FireOutcome.REJECTED, NOW, 0)
     assert dispatcher.is_stuck(0, KEYED, NOW)
 
 
