@@ -132,7 +132,7 @@ class Inspector:
         topics = self._scheduler.topics
         if topics.counted(topic):
             return topics.of(topic).pending
-        return None if any(name == OTHERS for name, _ in topics) else 0
+        return None if topics.mixed else 0
 
     async def find(self, handles: Sequence[Cancelled]) -> list[Found]:
         """What became of these timers, and the bodies of the pending ones, as many as fit.
@@ -215,15 +215,14 @@ class Inspector:
         topics = self._scheduler.topics
         if topic and not topics.counted(topic):
             return self._clock(), []
-        slot = topics.slot(topic) if topic else None
         async with self._counting:
-            forecast, now_ms = await self._forecast(slot, at_ms)
+            forecast, now_ms = await self._forecast(topic, at_ms)
             self._scheduler.due_counts.shrink()
         found = await self._run(forecast.run)
         await self._committed()
         return now_ms, found
 
-    async def _forecast(self, slot: int | None, at_ms: int) -> tuple[Forecast, int]:
+    async def _forecast(self, topic: str, at_ms: int) -> tuple[Forecast, int]:
         scheduler = self._scheduler
         read: dict[tuple[str, int], CountedBlock] = {}
         for _ in range(TRIES_MAX):
@@ -236,6 +235,7 @@ class Inspector:
                 if (each.file, each.position) not in read
             ]
             if not missing and not split:
+                slot = scheduler.topics.slot(topic) if topic else None
                 return Forecast(scheduler, now_ms, edges, slot, read), now_ms
             for chunk in _chunks(missing):
                 await self._count(chunk)
@@ -255,7 +255,11 @@ class Inspector:
         scheduler = self._scheduler
         segments, numbers = scheduler.segments, scheduler.numbers
         job = CountBlocks(
-            segments.disk, segments.directory, blocks, scheduler.topics.slot, numbers.find_source
+            segments.disk,
+            segments.directory,
+            blocks,
+            scheduler.topics.slot_of_left,
+            numbers.find_source,
         )
         with segments.pinned({each.file for each, _ in blocks}):
             await self._run(job.run)
@@ -272,7 +276,7 @@ class Inspector:
 
     def _check_counted(self, topic: str) -> None:
         topics = self._scheduler.topics
-        if topic and not topics.counted(topic) and any(name == OTHERS for name, _ in topics):
+        if topic and not topics.counted(topic) and topics.mixed:
             raise InvalidArgument(
                 f"topic {topic!r} may be one of those that are counted together: this shard has"
                 f" had more than {TOPICS_MAX} topics",

@@ -56,6 +56,7 @@ def capture(
         epochs=tuple(epochs),
         store_id=store_id,
         topics=scheduler.topics.saved(),
+        topics_forgotten=dataclasses.astuple(scheduler.topics.forgotten),
         holds=scheduler.holds.saved(),
         next_hold=scheduler.holds.next_number,
         left=scheduler.holds.left,

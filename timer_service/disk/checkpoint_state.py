@@ -23,9 +23,10 @@ keyed_arrays.py; `replaced_pages` and `replaced_bits`, of timers that are gone (
 of those that still lie on disk `unmet_pages`, u64, and `unmet_bits`, 128 bytes a page
 (offset_bits.py); `schedules`, u8 (schedule_entry.py); and where there are replicas `epochs`,
 (epoch, start) of each leader whose entries the log still has, `store_id` where it is not the
-producer id, and `installed`; `topics`, the ledger by topic; `bulk`, jobs on what is pending
-(timer_service/scheduling/bulk/jobs.py); `holds`, those in force (hold_entry.Hold), and `next_hold`,
-if there ever was one; `left`, once a LEFT entry said it; `epoch_forgotten`, once a lane was.
+producer id, and `installed`; `topics`, the ledger by topic, and `topics_forgotten`; `bulk`, jobs on
+what is pending (timer_service/scheduling/bulk/jobs.py); `holds`, those in force
+(hold_entry.Hold), and `next_hold`, if there ever was one; `left`, once a LEFT entry said it;
+`epoch_forgotten`, once a lane was.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ class CheckpointState:
     """The group's; 0: the producer id."""
     topics: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     """Columns of scheduling/topic_counts.TopicLedger, by topic; older checkpoints have none."""
+    topics_forgotten: Sequence[int] = ()
+    """The same columns, of topics that were forgotten."""
     holds: list[Hold] = dataclasses.field(default_factory=list)
     next_hold: int = 1
     left: bool | None = None
@@ -199,6 +202,8 @@ def encode(state: CheckpointState) -> bytes:
         added["bulk"] = state.bulk
     if state.topics:
         added["topics"] = state.topics
+    if any(state.topics_forgotten):
+        added["topics_forgotten"] = state.topics_forgotten
     if state.next_hold > 1:
         added |= {"holds": state.holds, "next_hold": state.next_hold}
     if state.left is not None:
@@ -285,6 +290,7 @@ def decode(payload: bytes) -> CheckpointState:
         store_id=header.get("store_id", 0),
         bulk=header.get("bulk", []),
         topics=header.get("topics", {}),
+        topics_forgotten=header.get("topics_forgotten", ()),
         holds=[Hold(*each) for each in header.get("holds", ())],
         next_hold=header.get("next_hold", 1),
         left=header.get("left"),

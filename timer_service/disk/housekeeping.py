@@ -136,7 +136,7 @@ class Housekeeper:
         scheduler.bulk.expire(now_ms)
         if not self._save_is_due(now_ms):
             return None
-        scheduler.forget_lanes()
+        scheduler.forget_gone()
         return self.save(now_ms)
 
     def _bring(self, now_ms: int) -> Load | None:

@@ -36,6 +36,7 @@ from duemq_server.timer_service.scheduling.bulk import entry as bulk_entry
 from duemq_server.timer_service.scheduling.keyed import keyed_state
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
+from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicLedger
 from duemq_server.timer_service.timers import (
     hold_entry,
     intake,
@@ -73,15 +74,13 @@ class Recovery(DispatchedTimers):
         """Takes a checkpoint over."""
         scheduler = self._scheduler
         scheduler.ledger = dataclasses.replace(state.ledger)
-        if not scheduler.topics.restore(state.topics) or (
-            state.ledger.accepted and not state.topics
-        ):
+        scheduler.topics.restore(state.topics, state.topics_forgotten)
+        if state.ledger.accepted and not state.topics:
             scheduler.topics.in_doubt = scheduler.topics.in_doubt or "accepted"
         for source in state.sources:
             number = scheduler.numbers.number_source(source.id, source.broker, source.first_offset)
             scheduler.numbers.sources[number] = dataclasses.replace(source)
-        for target in state.targets:
-            scheduler.numbers.number_target(target)
+        held = self._restore_targets(state)
         for lane in state.lanes:
             self._restore_lane(lane)
         scheduler.dispatcher.epoch_forgotten = state.epoch_forgotten
@@ -99,11 +98,30 @@ class Recovery(DispatchedTimers):
         scheduler.holds.left = state.left
         scheduler.fires.restore(state.fired_until_ms, state.fired_late)
         scheduler.segments.recover(state.lengths, state.blocks)
-        for held in state.held:
-            rows = scheduler.tiers.drop_cancelled(held.rows, self._now_ms)
+        for each in held:
+            rows = scheduler.tiers.drop_cancelled(each.rows, self._now_ms)
             if len(rows):
-                self._admit_held(held, rows)
+                self._admit_held(each, rows)
                 self._make_room()
+
+    def _restore_targets(self, state: CheckpointState) -> list[Held]:
+        """Timers in memory, with the numbers that their targets have from now on.
+
+        Targets of which nothing waits are left out.  If anything waits of a topic, all of its own
+        stay: the log may go on to name what goes by the topic's mark (TopicCounts.gone).
+        """
+        used = {number for each in state.held for number in np.unique(each.rows.target).tolist()}
+        numbers = np.zeros(len(state.targets), dtype=np.uint32)
+        for number, target in enumerate(state.targets):
+            if number in used or _may_wait(state, target.topic):
+                numbers[number] = self._scheduler.numbers.number_target(target)
+        held = []
+        for each in state.held:
+            narrow = each.rows.narrow.copy()
+            narrow[1] = numbers[narrow[1]]
+            rows = dataclasses.replace(each.rows, narrow=narrow)
+            held.append(dataclasses.replace(each, rows=rows))
+        return held
 
     def _admit_held(self, held: Held, rows: Rows) -> None:
         place = Home(held.home.file, held.home.position + held.start)
@@ -260,6 +278,12 @@ class Recovery(DispatchedTimers):
         """
         if self._has_space and self._scheduler.tiers.memtable_full():
             self._has_space = flush_now(self._scheduler, self._now_ms)
+
+
+def _may_wait(state: CheckpointState, topic: str) -> bool:
+    """Whether anything is left of a topic, as far as a checkpoint tells."""
+    ledger = state.topics.get(topic, state.topics.get(OTHERS))
+    return not state.topics or (ledger is not None and TopicLedger(*ledger).left)
 
 
 def flush_now(scheduler: Scheduler, now_ms: int) -> bool:

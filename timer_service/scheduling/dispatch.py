@@ -106,6 +106,10 @@ class Dispatcher:
         """The writable queues of a topic; None: no routes are known yet."""
         return self._routes.get(topic, {}) if self._routes_known else None
 
+    def serves(self, topic: str) -> bool:
+        """Whether some broker serves a topic; True also while no routes are known."""
+        return not self._routes_known or bool(self._routes.get(topic))
+
     def peer(self, name: str) -> Peer:
         """The broker of a name; made when first heard of."""
         if name not in self.peers:

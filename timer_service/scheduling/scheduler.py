@@ -388,8 +388,12 @@ class Scheduler:
             each.durable = False
             self._undurable.append((end, each))
 
-    def forget_lanes(self) -> None:
-        """Those of queues that are gone, some at once.  Raises LogFull, DiskFull: ask again."""
+    def forget_gone(self) -> None:
+        """Lanes of queues that are gone, some at once, and counts of topics.
+
+        Raises LogFull, DiskFull: ask again.
+        """
+        self.topics.forget(self.dispatcher.serves)
         lanes = self.dispatcher.spare_lanes(FORGOTTEN_MAX)
         if lanes:
             self.flush_acks()  # in the log, too, all of it is answered

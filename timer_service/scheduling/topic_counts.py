@@ -7,14 +7,16 @@ Owned by: Scheduler.  Mutated by: the thread that owns the scheduler.  No clock,
 Counted a batch at a time: a frame, a dispatch, a list of cancels, a load.  What lies in blocks is
 counted, too, for memory does not know their timers: so `check` compares the ledger with what is
 really held without reading the disk.  The first `TOPICS_MAX` topics are counted one by one, all
-others together, under no name.
+others together, under no name.  Beyond `KEPT_MAX` those that are gone, and have nothing left here,
+are forgotten: what they came to counts with the others', and their places are free.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 TOPICS_MAX = 4_096
+KEPT_MAX = 1_024  # if some of them are gone
 OTHERS = ""  # the name under which the rest is counted
 
 
@@ -43,6 +46,11 @@ class TopicLedger:
     unmet: int = 0  # cancelled or replaced, and still in a block or the memtable
     replaced: int = 0  # under their key, or rescheduled
     dropped: int = 0  # kept back by a hold that was resumed without them
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is pending, or lies in a block."""
+        return bool(self.pending or self.far or self.unmet)
 
     @property
     def pending(self) -> int:
@@ -62,33 +70,60 @@ class TopicCounts:
     def __init__(self, numbers: Numbering) -> None:
         self.in_doubt = ""
         """Not empty: counts are not whole, and this column takes up what a recount finds."""
+        self.forgotten = TopicLedger()
+        """What became of topics that were forgotten."""
         self._numbers = numbers
         self._ledgers: dict[str, TopicLedger] = {OTHERS: TopicLedger()}
         self._names = [OTHERS]
-        self._slots = np.empty(0, dtype=np.int64)  # by target: place in `_names`
+        self._free: list[int] = []  # slots of topics that were forgotten
+        self._slots = np.empty(0, dtype=np.int64)  # by target: place in `_names`; -1: to be learnt
         self._marks = np.empty(0, dtype=np.uint32)  # by target, too
         self._slot_of = {OTHERS: 0}
         self._marked: dict[int, str | None] = {}  # None: of several topics
 
     def __iter__(self) -> Iterator[tuple[str, TopicLedger]]:
-        """Topics that ever had a timer; the others under `OTHERS`, if there are any."""
-        empty = TopicLedger()
-        return ((name, each) for name, each in self._ledgers.items() if name or each != empty)
+        """Topics that had a timer; others, and forgotten ones, under `OTHERS` if there are any."""
+        empty, others = TopicLedger(), _sum(self._ledgers[OTHERS], self.forgotten)
+        for name, each in self._ledgers.items():
+            if name or others != empty:
+                yield name, each if name else others
 
-    def name(self, slot: int) -> str:
-        """Which topic a slot is (see `slots`)."""
-        return self._names[slot]
+    @property
+    def mixed(self) -> bool:
+        """Whether some topics are, or were, counted together from the begin."""
+        return self._ledgers[OTHERS] != TopicLedger()
 
     def slot(self, topic: str) -> int:
         """The slot that a topic is counted in; made when new."""
         slot = self._slot_of.get(topic)
         if slot is None:
-            if len(self._names) > TOPICS_MAX:
-                return 0
-            slot = self._slot_of[topic] = len(self._names)
-            self._names.append(topic)
+            if len(self._slot_of) > TOPICS_MAX or self._ledgers[OTHERS].left:
+                return 0  # what is left of the others may be this one's
+            if not self._free:
+                self._free.append(len(self._names))
+                self._names.append("")
+            slot = self._slot_of[topic] = self._free.pop()
+            self._names[slot] = topic
             self._ledgers[topic] = TopicLedger()
+            self._slots[self._slots == 0] = -1
         return slot
+
+    def forget(self, served: Callable[[str], bool]) -> None:
+        """The oldest ones beyond `KEPT_MAX` of which nothing is left, and that are not served."""
+        most = len(self._slot_of) - 1 - KEPT_MAX
+        if most <= 0:
+            return
+        idle = (name for name, each in self._ledgers.items() if name and not each.left)
+        gone = list(itertools.islice((name for name in idle if not served(name)), most))
+        for name in gone:
+            self.forgotten = _sum(self.forgotten, self._ledgers.pop(name))
+        free = [self._slot_of.pop(name) for name in gone]
+        self._free += free
+        self._slots[np.isin(self._slots, free)] = -1
+
+    def slot_of_left(self, topic: str) -> int:
+        """The slot of one of which something is left; also for other threads."""
+        return self._slot_of.get(topic, 0)
 
     def counted(self, topic: str) -> bool:
         """Whether the topic has a ledger of its own."""
@@ -105,13 +140,18 @@ class TopicCounts:
     def slots(self, target: Index) -> Index:
         """The slot of each of these numbers of targets."""
         self._learn()
-        return self._slots[target]
+        found = self._slots[target]
+        while (found < 0).any():
+            for number in np.unique(np.asarray(target)[found < 0]).tolist():
+                self._slots[number] = self.slot(self._numbers.targets[number].topic)
+            found = self._slots[target]
+        return found
 
     def _learn(self) -> None:
         new = self._numbers.targets[len(self._slots) :]
         if not new:
             return
-        self._slots = np.append(self._slots, [self.slot(each.topic) for each in new])
+        self._slots = np.append(self._slots, np.full(len(new), -1))
         marks = np.array([mark_of(each.topic) for each in new], dtype=np.uint32)
         self._marks = np.append(self._marks, marks)
         for each in new:
@@ -192,23 +232,23 @@ class TopicCounts:
         """For a checkpoint: the columns of each topic; none while they are in doubt."""
         if self.in_doubt:
             return {}
-        return {name: list(dataclasses.astuple(each)) for name, each in self}
+        ledgers = ((n, each) for n, each in self._ledgers.items() if n or self.mixed)
+        return {name: list(dataclasses.astuple(each)) for name, each in ledgers}
 
-    def restore(self, saved: Mapping[str, Sequence[int]]) -> bool:
-        """Takes over what a checkpoint has; False: it cannot be, for it left out too much."""
-        if OTHERS in saved and len(saved) <= TOPICS_MAX:
-            return False  # of a release that counted fewer topics one by one
-        for name, columns in saved.items():
+    def restore(self, saved: Mapping[str, Sequence[int]], forgotten: Sequence[int] = ()) -> None:
+        """Takes over what a checkpoint has."""
+        for name in saved:
             self.slot(name)
+        for name, columns in saved.items():
             self._ledgers[name] = TopicLedger(*columns)
-        return True
+        self.forgotten = TopicLedger(*forgotten)
 
     def check(self, scheduler: Scheduler) -> None:
         """Raises InvariantError unless each topic's pending timers are what is held."""
         if self.in_doubt:
             return
         held = self.held(scheduler)
-        for slot, name in enumerate(self._names):
+        for name, slot in self._slot_of.items():
             ledger = self._ledgers[name]
             if held[slot] != ledger.pending:
                 raise InvariantError(
@@ -223,7 +263,7 @@ class TopicCounts:
     def settle(self, scheduler: Scheduler) -> None:
         """All is counted: whatever the ledgers lack goes into the column in doubt."""
         held = self.held(scheduler)
-        for slot, name in enumerate(self._names):
+        for name, slot in self._slot_of.items():
             ledger = self._ledgers[name]
             lacks = ledger.pending - int(held[slot])
             if self.in_doubt == "accepted":
@@ -239,5 +279,11 @@ class TopicCounts:
         parts = [near.table.target[near.pending_ids()], *(rows.target for rows, _ in pieces)]
         slots = self.slots(np.concatenate(parts))
         counts = np.bincount(slots, minlength=len(self._names))
-        far = [self._ledgers[name].far - self._ledgers[name].unmet for name in self._names]
-        return counts + np.array(far, dtype=np.int64)
+        for name, slot in self._slot_of.items():
+            counts[slot] += self._ledgers[name].far - self._ledgers[name].unmet
+        return counts
+
+
+def _sum(first: TopicLedger, second: TopicLedger) -> TopicLedger:
+    columns = zip(dataclasses.astuple(first), dataclasses.astuple(second), strict=True)
+    return TopicLedger(*map(sum, columns))

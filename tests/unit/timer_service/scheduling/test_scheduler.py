@@ -486,7 +486,7 @@ def test_a_lane_whose_queue_is_gone_is_forgotten_and_begins_anew_behind_it() -> 
         assert lane.epoch == START_MS // 1000 + made_anew  # though the clock went back
         world.set_topics(["any"])
         if made_anew % 2:  # a start finds that in the log, or else in the checkpoint
-            world.scheduler.forget_lanes()
+            world.scheduler.forget_gone()
             world.sync()
         else:
             world.now_ms += LIMITS.checkpoint_interval_ms
