@@ -256,7 +256,7 @@ class Housekeeper:
 
     def next_look_ms(self, now_ms: int) -> int:
         """When to ask `next_job` again, if nothing else happens."""
-        wait = PRESSED_MS if self._pressed() else IDLE_MS
+        wait = PRESSED_MS if self._pressed() or self._parking.looks_on else IDLE_MS
         for kind, since_ms in self._put_off.items():
             if self._is_put_off(kind, now_ms):
                 wait = min(wait, max(PRESSED_MS, since_ms + PUT_OFF_MS[kind] - now_ms))
@@ -335,12 +335,11 @@ class Housekeeper:
         if self._short_of_room():
             return None
         targets, rows = [], 0
-        for target in scheduler.segments.parked():
-            if self._parking.can_unpark(target, now_ms):
-                targets.append(target)
-                rows += scheduler.segments.parked_for(target)
-                if rows >= LOAD_ROWS_MAX:
-                    break
+        for target in self._parking.unparkable(scheduler.segments.parked(), now_ms):
+            targets.append(target)
+            rows += scheduler.segments.parked_for(target)
+            if rows >= LOAD_ROWS_MAX:
+                break
         if not targets:
             return None
         return scheduler.segments.load_parked(targets, LOAD_ROWS_MAX, LOAD_BYTES_MAX)

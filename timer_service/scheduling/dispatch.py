@@ -67,6 +67,8 @@ class Dispatcher:
         """The latest of a lane that was forgotten: whoever begins again does so behind it."""
         self.stirred = False
         """Whether more of what waits may go than at the last look."""
+        self.wakes = 0
+        """How often `wake` was called."""
         self.on_stirred: Callable[[], None] = lambda: None
         """Called when `stirred` was set, and something waits."""
 
@@ -88,6 +90,7 @@ class Dispatcher:
 
     def wake(self) -> None:
         """As `stir`, of all targets: what `is_shut` says may have changed."""
+        self.wakes += 1
         self.due.wake()
         self.stir()
 

@@ -1,6 +1,6 @@
 """Due timers that cannot go lie on disk while memory is short.
 
-Owned by: Scheduler.  It has no state of its own.  No clock, no I/O.
+Owned by: Scheduler.  It only knows to which parked ones nothing can go.  No clock, no I/O.
 
 A target whose broker is away, or whose topic is held, is stuck.  Its timers are parked when memory
 is short: written to blocks of the target's own, and loaded when they could be sent.  When to do
@@ -10,7 +10,8 @@ which says housekeeping.py.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 
 from duemq_server.timer_service.far.far_segments import Flush
 from duemq_server.timer_service.far.numbering import Numbering
@@ -22,6 +23,8 @@ from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.near import Near
 from duemq_server.timer_service.timers.wheel import Ids
 
+# Targets found stuck at once, with timers in memory or parked ones: some 4 ms of work.
+LOOKS_MAX = 2_000
 # Moved to disk at once: due timers whose targets are away, and such targets.
 PARK_ROWS_MAX = 16_384
 PARK_TARGETS_MAX = 512
@@ -46,14 +49,19 @@ class Parking:
         self._numbers = numbers
         self._near = near
         self._tiers = tiers
+        self.looks_on = False
+        self._shut: set[TargetId] = set()  # parked ones to which nothing can go …
+        self._wakes = 0  # … since the dispatcher woke up so often
 
     def stuck(self, now_ms: int) -> list[int]:
-        """The targets with the most due timers of those that do not go, most first."""
-        waiting = {
-            target: self._due.waiting_for(target)
+        """Targets that do not go: of `LOOKS_MAX` those with the most due timers, most first."""
+        stuck = (
+            target
             for target in self._due.turns()
             if self._dispatcher.is_stuck(target, self._numbers.targets[target], now_ms)
-        }
+        )
+        looked_at = itertools.islice(stuck, LOOKS_MAX)
+        waiting = {target: self._due.waiting_for(target) for target in looked_at}
         return heapq.nlargest(PARK_TARGETS_MAX, waiting, key=lambda target: waiting[target])
 
     def backlog(self, due_ms: int, now_ms: int) -> int:
@@ -82,8 +90,26 @@ class Parking:
                 taken.append((self._near.live(ids), self._numbers.targets[target]))
         return self._tiers.begin_park(taken, now_ms)
 
-    def can_unpark(self, target: TargetId, now_ms: int) -> bool:
-        """Whether parked timers of a target could be sent now."""
+    def unparkable(self, parked: Collection[TargetId], now_ms: int) -> Iterator[TargetId]:
+        """Those of them whose timers could be sent now; of many that cannot not all are looked at.
+
+        `looks_on` says then that there is more to look at.
+        """
+        if self._wakes != self._dispatcher.wakes:
+            self._wakes, self._shut = self._dispatcher.wakes, set()
+        self.looks_on, before = False, len(self._shut)
+        for target in parked if before < len(parked) else ():
+            if target in self._shut:
+                continue
+            if self._can_unpark(target, now_ms):
+                yield target
+            elif room_number(target) is not None or self._dispatcher.is_shut(target, now_ms):
+                self._shut.add(target)
+                if len(self._shut) - before >= LOOKS_MAX:
+                    self.looks_on = True
+                    return
+
+    def _can_unpark(self, target: TargetId, now_ms: int) -> bool:
         waiting = self._due.waiting_for(self._numbers.number_target(target))
         if waiting >= self._limits.tick_rows_max:
             return False

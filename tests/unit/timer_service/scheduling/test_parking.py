@@ -4,7 +4,7 @@ import pytest
 
 from duemq.errors import InvariantError
 from duemq_server.timer_service.disk import housekeeping
-from duemq_server.timer_service.scheduling import dispatch, scheduler
+from duemq_server.timer_service.scheduling import dispatch, parking, scheduler
 from tests.property.timer_world import LIMITS, START_MS, TOPICS, World
 from tests.unit.timer_service.scheduling.test_scheduler import HOUR_MS, fire, world_with
 
@@ -202,6 +202,56 @@ def test_what_is_stuck_is_not_looked_at_again_until_it_may_go(
     assert world.scheduler.next_tick_ms() <= world.now_ms
     delivered = [fire(world) for _ in range(5)]
     assert [each for each in delivered if each] == [[78, 79]]
+
+
+def test_parked_timers_to_which_nothing_can_go_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 100,000 queues of brokers that are away each look, every second, held up what was due
+    for a quarter of one."""
+    world = World()
+    topics = [f"topic-{number}" for number in range(40)]
+    for topic in topics:
+        monkeypatch.setitem(TOPICS, topic, 1)
+        world.broker.accept([START_MS] * 2, 10, topic)
+    world.ingest(40)
+    world.set_topics(["any"])
+    world.tick()
+    while world.housekeep():
+        pass
+    assert len(world.scheduler.segments.parked()) > 20
+    monkeypatch.setattr(parking, "LOOKS_MAX", 15)
+    for _ in range(3):
+        assert not world.housekeep()
+    choose = Mock(wraps=world.scheduler.dispatcher.choose)
+    monkeypatch.setattr(world.scheduler.dispatcher, "choose", choose)
+
+    assert not world.housekeep()
+    assert choose.call_count == 0
+
+    world.set_topics(["any", *topics[30:]])
+    waits = world.directory.housekeeper.next_look_ms
+    for _ in range(2):
+        assert not world.housekeep()
+        assert waits(world.now_ms) == world.now_ms + housekeeping.PRESSED_MS
+    assert world.housekeep()
+    world.drain()
+    assert set(world.broker.delivered) == set(range(80))
+
+
+def test_of_many_stuck_targets_some_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parking, "LOOKS_MAX", 3)
+    world = World()
+    for number, count in enumerate((1, 1, 5, 9)):
+        monkeypatch.setitem(TOPICS, f"topic-{number}", 1)
+        world.broker.accept([START_MS] * count, 10, f"topic-{number}")
+    world.ingest(4)
+    world.set_topics([])
+    world.tick()
+
+    numbers = world.scheduler.numbers
+    stuck = [numbers.targets[each].topic for each in world.scheduler.parking.stuck(START_MS)]
+    assert stuck == ["topic-2", "topic-0", "topic-1"]
 
 
 def jobs_of(world: World) -> int:
