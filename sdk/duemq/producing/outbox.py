@@ -51,14 +51,15 @@ class Target:
 
         Raises TopicNotFound.
         """
-        if not self.queues:
+        queues = self.queues  # once: the event loop changes it
+        if not queues:
             raise TopicNotFound(
                 f"no broker takes messages for topic {self.topic!r} now",
                 field="topic",
                 value=self.topic,
                 retryable=True,
             )
-        return self.queues[queue_of_key(ordering_key, len(self.queues))]
+        return queues[queue_of_key(ordering_key, len(queues))]
 
 
 class Outbox:

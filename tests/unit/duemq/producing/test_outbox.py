@@ -11,6 +11,7 @@ from duemq.producing.outbox import (
     body_of,
     chunks_of,
 )
+from duemq.protocol.balance import queue_of_key
 from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, Due
 from duemq.protocol.message_ids import ID_CHARS
 from duemq.protocol.route import Queue
@@ -71,6 +72,22 @@ def test_a_level_that_the_broker_may_not_have_fails_nothing_beside_it(outbox, ta
     assert {each.due_field for each in batches} == {DELAY_LEVELS}
     later = outbox.add_list(target, None, [b"x"], None, Due(DELAY_LEVELS, 1), now_ms=0)
     assert add(outbox, target, due=Due(DELAY_LEVELS, 1))[0] not in (later, batches[0])
+
+
+@pytest.mark.parametrize("then", [0, 1, 64], ids="{} queues".format)
+def test_a_key_has_a_queue_while_their_number_changes(then):
+    looked = iter([range(3), range(then), range(then)])
+
+    class Changing(Target):
+        @property
+        def queues(self):
+            return tuple(Queue("a", number) for number in next(looked))
+
+        @queues.setter
+        def queues(self, _):
+            """It changes by itself."""
+
+    assert Changing("t", (), traced=True).queue_for("key") == Queue("a", queue_of_key("key", 3))
 
 
 def test_the_pump_is_woken_once_until_it_looks(outbox, target, pump):
