@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
+from asyncio.subprocess import PIPE
 from collections import Counter
 
 import pytest
@@ -99,6 +101,46 @@ async def fill(cluster: Cluster, topic: str, each: int, mark: str = "") -> list[
             await cluster.send(topic, bodies, broker=broker, queue_id=queue_id)
             sent += bodies
     return sent
+
+
+CLOSED_AT_EXIT = """
+import atexit, sys, threading
+import duemq
+
+nameserver, topic, directory = sys.argv[1:]
+settings = duemq.ConsumerSettings(
+    start_from="earliest", offsets_dir=directory, commit_interval_s=3_600
+)
+for broadcast in (False, True):
+    came = threading.Semaphore(0)
+    consumer = duemq.PushConsumer(
+        "news",
+        topic,
+        lambda message, came=came: came.release(),
+        broadcast=broadcast,
+        member_name="one",
+        nameserver=nameserver,
+        settings=settings,
+    )
+    atexit.register(consumer.close)
+    consumer.start()
+    for _ in range(4):
+        came.acquire()
+"""
+
+
+async def test_a_close_at_exit_saves(cluster, topic, members, directory) -> None:
+    """Where the interpreter begins no threads any more."""
+    await fill(cluster, topic, 1)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-W", "error", "-c", CLOSED_AT_EXIT),
+        *(cluster.nameserver, topic, str(directory)),
+        stderr=PIPE,
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, said.decode()) == (0, "")
+    assert members.kept() == members.all_at(1)
 
 
 async def test_every_member_gets_everything_once(cluster, topic, members) -> None:

@@ -290,8 +290,11 @@ class BroadcastShare:
             }
             ids = {queue: self._topic_ids[queue] for queue in offsets if queue in self._topic_ids}
             if (offsets, ids) != self._saved:
-                topics = self._known_topics | self._filters.keys()
-                await asyncio.to_thread(self._file.save, topics, offsets, ids)
+                content = self._known_topics | self._filters.keys(), offsets, ids
+                try:
+                    await asyncio.to_thread(self._file.save, *content)
+                except RuntimeError:  # at interpreter exit no thread begins
+                    self._file.save(*content)
                 self._saved = offsets, ids
 
     # --- pulled (fetcher.Sink) ----------------------------------------------------------------

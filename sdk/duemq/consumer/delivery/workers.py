@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # For a cancelled callback that does not end at once.
 CANCEL_TIMEOUT_S = 1.0
+# Between looks at threads that are to end.
+LOOK_S = 0.001
 
 Callback = Callable[[Any], Any]
 # What users give, as type checkers see it; what it returns is awaited, or only seen by `check_ran`.
@@ -154,9 +156,10 @@ class ThreadWorkers(Pool[T]):
         for _ in self._hands:  # also one that was given up as it just became free
             self._todo.put(None)
         deadline = monotonic() + timeout_s
-        for hand in self._hands:
-            if not hand.given_up and hand.worker and hand.runs:
-                await asyncio.to_thread(hand.worker.join, max(0.0, deadline - monotonic()))
+        while any(not hand.given_up and hand.worker and hand.runs for hand in self._hands):
+            if monotonic() >= deadline:
+                return
+            await asyncio.sleep(LOOK_S)  # no thread joins them: at interpreter exit none begins
 
     def _run(self, hand: _Hand[T]) -> None:
         while not hand.given_up and (work := self._todo.get()) is not None:
