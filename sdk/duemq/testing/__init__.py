@@ -56,7 +56,7 @@ class MemoryCluster(ClusterCore[PushConsumer]):
         with self._round():
             while (delivery := self._next(delivered)) is not None:
                 with self._calling(delivery):
-                    check_ran(delivery.member.callback(delivery.argument))
+                    check_ran(delivery.call())
                 delivered += len(delivery.messages)
         return delivered
 

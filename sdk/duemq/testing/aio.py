@@ -9,13 +9,13 @@ async with cluster.producer() as producer, cluster.push_consumer("billing", "ord
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from duemq import aio
 from duemq.consumer.delivery.calling import check_ran
+from duemq.consumer.delivery.workers import is_async
 from duemq.errors import DuemqError
 from duemq.producing.receipt import AwaitableReceipt
 from duemq.settings import ProducerSettings
@@ -48,8 +48,8 @@ class MemoryCluster(ClusterCore[aio.PushConsumer]):
         with self._round():
             while (delivery := self._next(delivered)) is not None:
                 with self._calling(delivery):
-                    result = delivery.member.callback(delivery.argument)
-                    if inspect.isawaitable(result):  # whose cancellation is its own
+                    result = delivery.call()
+                    if is_async(delivery.member.callback):  # whose cancellation is its own
                         result = await asyncio.create_task(_answer(result))
                     if isinstance(result, SystemExit):
                         raise result

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -95,10 +96,10 @@ class Delivery:
     """Copies: callbacks may keep them."""
     lane: RetryLane | None
 
-    @property
-    def argument(self) -> Message | list[Message]:
-        """The callback's."""
-        return list(self.messages) if self.member.batch else self.messages[0]
+    def call(self) -> Any:
+        """Calls the callback; what it sets in its context is not for the next."""
+        given = list(self.messages) if self.member.batch else self.messages[0]
+        return copy_context().run(self.member.callback, given)
 
 
 class Groups:

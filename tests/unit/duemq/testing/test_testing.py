@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import sys
 import threading
+from contextvars import ContextVar
 from datetime import UTC, datetime
 
 import pytest
@@ -270,16 +271,31 @@ def test_a_callback_of_which_nothing_ran_has_failed(cluster, producer):
     assert retry.due_ms == cluster.now_ms + 10_000
 
 
-async def test_nor_has_one_that_forgets_to_await():
-    async def forgets(message):
-        return unfinished()
+async def forgets(message):
+    return unfinished()
 
+
+@pytest.mark.parametrize("callback", [forgets, lambda message: unfinished()])
+async def test_nor_has_one_that_forgets_to_await(callback):
     cluster = testing_aio.MemoryCluster()
-    async with cluster.producer() as producer, cluster.push_consumer("g", "t", forgets):
+    async with cluster.producer() as producer, cluster.push_consumer("g", "t", callback):
         await producer.send("t", b"x")
         await cluster.deliver()
         [retry] = cluster.pending()
     assert retry.due_ms == cluster.now_ms + 10_000
+
+
+def test_what_a_callback_sets_in_its_context_is_gone_with_it(cluster, producer):
+    calls, seen = ContextVar("calls", default=0), []
+
+    def count(message):
+        seen.append(calls.get())
+        calls.set(calls.get() + 1)
+
+    with cluster.push_consumer("g", "t", count):
+        producer.send_many("t", [b"1", b"2"])
+        cluster.deliver()
+    assert [*seen, calls.get()] == [0, 0, 0]
 
 
 def test_an_interrupted_callback_has_not_happened(cluster, producer):
