@@ -1,4 +1,4 @@
-"""Where the application's sampler, span processors and exceptions run.
+"""Where the application's sampler, span processors, meters and exceptions run.
 
 What they raise costs the span and nothing else: the message is on its way, or was processed.
 """
@@ -20,7 +20,7 @@ def start(tracer: Tracer, name: str, **options: Any) -> Span:
     try:
         return tracer.start_span(name, **options)
     except Exception as error:
-        _tell(error, name)
+        tell(error, name)
         return INVALID_SPAN
 
 
@@ -29,7 +29,7 @@ def end(span: Span, at_ns: int | None = None) -> None:
     try:
         span.end(at_ns)
     except Exception as error:
-        _tell(error, getattr(span, "name", "span"))
+        tell(error, getattr(span, "name", "span"))
 
 
 def record(span: Span, error: BaseException, at_ns: int | None = None) -> None:
@@ -37,10 +37,11 @@ def record(span: Span, error: BaseException, at_ns: int | None = None) -> None:
     try:
         span.record_exception(error, timestamp=at_ns)
     except Exception as raised:
-        _tell(raised, getattr(span, "name", "span"))
+        tell(raised, getattr(span, "name", "span"))
 
 
-def _tell(error: Exception, name: str) -> None:
+def tell(error: Exception, name: str) -> None:
+    """Of what they raised for a span of that name, or for metrics."""
     if type(error) not in _told:  # once, not once a message
         _told.add(type(error))
-        log.error("%r: its sampler, span processor or exception failed", name, exc_info=error)
+        log.error("%r: its sampler, span processor, meter or exception failed", name, exc_info=error)

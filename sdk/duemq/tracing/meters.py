@@ -19,7 +19,7 @@ from time import perf_counter
 from opentelemetry import metrics
 from opentelemetry.util.types import AttributeValue
 
-from duemq.tracing import spans
+from duemq.tracing import guarded, spans
 from duemq.tracing.attributes import (
     ERROR_TYPE,
     GROUP,
@@ -39,15 +39,13 @@ class _Meters:
     def __init__(self, provider: metrics.MeterProvider) -> None:
         name, version, schema_url = spans.scope()
         meter = provider.get_meter(name, version, schema_url)
-        self.sent = meter.create_counter("messaging.client.sent.messages", "{message}")
-        self.consumed = meter.create_counter("messaging.client.consumed.messages", "{message}")
-        self.operation_s = meter.create_histogram(
-            "messaging.client.operation.duration",
-            "s",
-            explicit_bucket_boundaries_advisory=_BOUNDS_S,
-        )
-        self.process_s = meter.create_histogram(
-            "messaging.process.duration", "s", explicit_bucket_boundaries_advisory=_BOUNDS_S
+        self.counters = {
+            "send": meter.create_counter("messaging.client.sent.messages", "{message}"),
+            "receive": meter.create_counter("messaging.client.consumed.messages", "{message}"),
+        }
+        self.operation_s, self.process_s = (
+            meter.create_histogram(each, "s", explicit_bucket_boundaries_advisory=_BOUNDS_S)
+            for each in ("messaging.client.operation.duration", "messaging.process.duration")
         )
 
 
@@ -67,8 +65,11 @@ def enabled() -> bool:
     provider = metrics.get_meter_provider()
     if type(provider).__module__.startswith("opentelemetry.metrics"):
         return False  # the API's own: nobody set one
-    use(provider)
-    return True
+    try:
+        use(provider)
+    except Exception as error:
+        guarded.tell(error, "metrics")
+    return _meters is not None
 
 
 def sent(
@@ -78,27 +79,19 @@ def sent(
 
     `server`: the address of the broker that has it.
     """
-    if _meters is not None and spans.traced(topic):
-        attributes = _attributes("send", topic, "", server, _kind(error))
-        _meters.sent.add(count, attributes)
-        _meters.operation_s.record(max(0.0, seconds), attributes)
+    _measure(seconds, count, "send", topic, "", server, _kind(error))
 
 
 def received(topic: str, group: str, count: int, seconds: float, server: str = "") -> None:
     """A pull brought so many messages of a topic.  While `enabled`."""
-    if _meters is not None and spans.traced(topic):
-        attributes = _attributes("receive", topic, group, server, "")
-        _meters.consumed.add(count, attributes)
-        _meters.operation_s.record(max(0.0, seconds), attributes)
+    _measure(seconds, count, "receive", topic, group, server, "")
 
 
 def settled(
     topic: str, group: str, seconds: float, error: BaseException | None, server: str = ""
 ) -> None:
     """A message was sent back, or could not be.  While `enabled`."""
-    if _meters is not None and spans.traced(topic):
-        attributes = _attributes("settle", topic, group, server, _kind(error))
-        _meters.operation_s.record(max(0.0, seconds), attributes)
+    _measure(seconds, 0, "settle", topic, group, server, _kind(error))
 
 
 @contextmanager
@@ -111,9 +104,20 @@ def processing(topic: str, group: str) -> Iterator[None]:
         raised = _kind(error)
         raise
     finally:
-        if _meters is not None and spans.traced(topic):
-            attributes = _attributes("process", topic, group, "", raised)
-            _meters.process_s.record(perf_counter() - began_s, attributes)
+        _measure(perf_counter() - began_s, 0, "process", topic, group, "", raised)
+
+
+def _measure(seconds: float, count: int, operation: str, topic: str, *named: str) -> None:
+    if _meters is None or not spans.traced(topic):
+        return
+    attributes = _attributes(operation, topic, *named)
+    duration_s = _meters.process_s if operation == "process" else _meters.operation_s
+    try:
+        if count:
+            _meters.counters[operation].add(count, attributes)
+        duration_s.record(max(0.0, seconds), attributes)
+    except Exception as error:
+        guarded.tell(error, "metrics")
 
 
 def _kind(error: BaseException | None) -> str:
