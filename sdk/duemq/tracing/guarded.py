@@ -44,4 +44,4 @@ def tell(error: Exception, name: str) -> None:
     """Of what they raised for a span of that name, or for metrics."""
     if type(error) not in _told:  # once, not once a message
         _told.add(type(error))
-        log.error("%r: its sampler, span processor, meter or exception failed", name, exc_info=error)
+        log.error("%r: sampler, span processor, meter or exception failed", name, exc_info=error)
