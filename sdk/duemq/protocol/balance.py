@@ -11,13 +11,7 @@ A strategy shares the queues of one topic.  What it moves when members come and 
     consistent-hash    a member that comes only takes, one that goes only gives; shares are uneven
     sticky             even to within one queue, and as few moves as that allows
 
-`average` is RocketMQ's AVG.  With q queues and c members, m = q mod c, member i takes a block:
-
-    size  = 1 if q <= c, else q // c + (1 if i < m else 0)
-    start = i * size if i < m, else i * size + m
-    take  = min(size, q - start), nothing if that is not positive
-
-8 queues, 3 members: 3, 3, 2.
+`average` is RocketMQ's AVG: of 8 queues three members have 3, 3 and 2.
 """
 
 from bisect import bisect_left

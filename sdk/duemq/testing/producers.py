@@ -111,7 +111,7 @@ class AioMemoryProducer(aio.Producer):
 
     async def flush(self) -> None:
         """What was handed over is stored already, or has failed."""
-        self._check_open()
+        self._running()
         self._broker.tell()
 
     async def close(self) -> None:
@@ -123,45 +123,38 @@ class AioMemoryProducer(aio.Producer):
             self._losses.at_the_end()
 
     async def _cancel(self, handles: Handles) -> list[CancelOutcome]:
-        self._check_open()
+        self._running()
         with self._lock:
             return self._broker.cancel(handles)
 
     async def _cancel_keys(self, keys: Sequence[TimerKey]) -> list[CancelOutcome]:
-        self._check_open()
+        self._running()
         with self._lock:
             return self._broker.cancel_keys(keys)
 
     async def _reschedule(self, refs: Sequence[Ref], due: Due) -> list[Rescheduled]:
-        self._check_open()
+        self._running()
         with self._lock:
             return self._broker.reschedule(refs, due)
 
     async def _fire(self, refs: Sequence[Ref]) -> list[FireOutcome]:
-        self._check_open()
+        self._running()
         with self._lock:
             return self._broker.fire_now(refs)
 
-    async def _ready(self, topic: str) -> Target:
-        self._check_open()
-        return self.targets.get(topic) or await self._open_target(topic)
-
-    def _early_target(self, topic: str) -> Target:
-        self._check_open()
+    def early_target(self, topic: str) -> Target:
+        """As Sender."""
         try:
             return self._find(topic)
         except TopicNotFound:
             return Target(topic, (), traced=False, found=False)  # its receipts say so
 
-    async def _open_target(self, topic: str) -> Target:
-        return self._find(topic)
-
     async def open_target(self, topic: str) -> Target:
-        """As of `keyed.intake.Owner`."""
+        """As Sender."""
         return self._find(topic)
 
     def settled(self, batch: KeyedBatch) -> None:
-        """As of `keyed.intake.Owner`."""
+        """As Sender."""
         batch.wake()
         self._ended(batch)
 
@@ -177,9 +170,10 @@ class AioMemoryProducer(aio.Producer):
         target = self.targets[topic] = Target(topic, queues, spans.traced(topic))
         return target
 
-    def _check_open(self) -> None:
+    def _running(self) -> Any:
         if self._closed or not self._started:
             raise Closed(f"the producer is {'closed' if self._closed else 'not started'}")
+        return self
 
     def _store_arrivals(self) -> None:
         with self._lock:

@@ -5,8 +5,7 @@
 
 Off until the application sets a tracer provider, `duemq.telemetry.configure` does, or `use`
 is called.  Callers ask `enabled()` once per frame (or once at start) and call nothing else
-while it is false, so that tracing that is off costs one boolean.  Sampling is the
-provider's business (OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG).
+while it is false.  Sampling is the provider's business.
 
 A message's creation context is its send span.  Where that is sampled, it travels as the property
 `traceparent` (W3C Trace Context); everyone downstream spans what carries one and nothing else,

@@ -30,11 +30,10 @@ GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 def tune_process() -> None:
     """Makes this process spend a third less CPU time on sending and receiving many messages.
 
-    Changes what belongs to the process and not to a client, so nothing calls it unasked: memory of
-    blocks up to 32 MiB is kept for reuse (glibc; up to 64 MiB more stay resident), threads take
-    turns every 0.5 ms, and the garbage collector ignores what exists now and looks at new objects
-    every 10,000 instead of 700; gRPC uses its older engine, unless GRPC_EXPERIMENTS is set.  Call
-    it once, when everything is imported and before the first client.
+    It is the whole process's, so nothing calls it unasked: up to 64 MiB more stay resident (glibc),
+    threads take turns every 0.5 ms, the garbage collector ignores what exists now and looks at new
+    objects every 10,000 instead of 700; gRPC uses its older engine, unless GRPC_EXPERIMENTS is set.
+    Call it once, when everything is imported and before the first client.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

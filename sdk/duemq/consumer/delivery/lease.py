@@ -12,8 +12,7 @@ While the lease is over, ordered consumption starts no callback.  An acknowledge
 heartbeat, because a coordinator that had given the queues away would have said FENCED_MEMBER; of a
 hello, because the member claims nothing in a hello that it sends after its lease.
 
-What no clock can do is to stop a callback that runs, or that starts right now.  That is one a
-worker, of a message whose offset this member can no longer commit nor send back (README.md).
+No clock stops a callback that runs, or that starts right now: README.md.
 """
 
 import time

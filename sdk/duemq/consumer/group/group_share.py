@@ -24,7 +24,6 @@ from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
-from duemq.consumer.group.beginning import Beginning
 from duemq.consumer.group.committing import Committer, Lost
 from duemq.consumer.group.holdings import Holding, Holdings, Step
 from duemq.consumer.group.membership import Membership
@@ -50,6 +49,35 @@ WARN_S = 1.0  # between warnings, while a release waits for callbacks
 RETIRE_AFTER_S = 0.2  # most callbacks have ended by then, and one goodbye says it all
 STOP_TIMEOUT_S = 5.0  # for workers that have nothing to do any more
 BEGIN_TIMEOUT_S = 2.0  # a start waits so long for its first queues
+
+
+class Beginning:
+    """Waits for the first try to take over what the first assignment names.
+
+    With "latest" a queue without an offset begins at its end as its broker is first asked.  Who
+    starts a consumer and then sends must not be quicker than that.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s`: brokers that do not answer are waited for no longer."""
+        self.over = asyncio.Event()
+        """The group has answered, and the first queues are taken over, or not to be had at once."""
+        self._limit_s = limit_s
+        self._asked: set[str] | None = None
+
+    def assigned(self, brokers: Iterable[str]) -> None:
+        """These are asked for queues; only those of the first assignment count."""
+        if self._asked is None:
+            self._asked = set(brokers)
+            asyncio.get_running_loop().call_later(self._limit_s, self.over.set)
+            self.tried("")
+
+    def tried(self, broker: str) -> None:
+        """It has answered, or could not, or nothing of it is wanted any more."""
+        if self._asked is not None:
+            self._asked.discard(broker)
+            if not self._asked:
+                self.over.set()
 
 
 class GroupShare:

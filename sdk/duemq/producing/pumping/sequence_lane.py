@@ -49,11 +49,6 @@ class SequenceLane:
         """A batch may be numbered now."""
         return not self.draining and (self.established or not self.in_flight)
 
-    @property
-    def idle(self) -> bool:
-        """Nothing waits and nothing is on its way."""
-        return not (self.in_flight or self.waiting or self.returned)
-
     def undecided(self, batch: Batch, error: DuemqError) -> bool:
         """Whether this answer to a repeat leaves open what the earlier attempt did, or will do."""
         if isinstance(error, OutOfSequence):

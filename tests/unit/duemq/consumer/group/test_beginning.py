@@ -1,6 +1,6 @@
 import asyncio
 
-from duemq.consumer.group.beginning import Beginning
+from duemq.consumer.group.group_share import Beginning
 
 
 async def test_a_member_has_begun_when_all_brokers_of_its_first_queues_were_tried() -> None:
