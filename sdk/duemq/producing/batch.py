@@ -170,9 +170,9 @@ class Batch:
         """Of the next message.  Once one has them, all get them."""
         if self.extras is None:
             count = len(self.bodies)
-            self.extras = [b""] * count
             self.tag_hashes = [0] * count
             self.key_hashes = [0] * count
+            self.extras = [b""] * count
         self.extras.append(extras.encoded)
         self.traced |= extras.traced
         self.tag_hashes.append(extras.tag_hash)  # type: ignore[union-attr]
@@ -235,7 +235,6 @@ class Batch:
     ) -> None:
         """Takes a list of bodies over that share everything but what traces add."""
         count = len(bodies)
-        self.bodies = bodies
         self.size = sum(map(len, bodies)) + RECORD_BYTES * count
         if extras is not None:
             self.extras = [extras.encoded] * count
@@ -246,6 +245,14 @@ class Batch:
             self._add_begun(*each)
         if self.due_field:
             self.due_values = [due_value]
+        self.bodies = bodies  # last: without them nothing is sent
+
+    def cut(self) -> None:
+        """Only what has a body stays, without spans: a call that added more was interrupted."""
+        for column in (self.extras, self.tag_hashes, self.key_hashes, self.due_values):
+            if isinstance(column, list):
+                del column[len(self.bodies) :]
+        self.sends, self.carried, self.run = [], [], None
 
     @property
     def timed(self) -> bool:
@@ -379,11 +386,6 @@ class Batch:
     def message_id(self, index: int) -> str:
         """Of the message at `index`."""
         return f"{self.id_head.decode()}{index:03x}"
-
-    def message_ids(self) -> Sequence[str]:
-        """Of all messages."""
-        head = self.id_head.decode()
-        return [f"{head}{index:03x}" for index in range(self.count)]
 
     def due_ms_of(self, index: int) -> int:
         """When the message at `index` is due, as the broker resolved it."""

@@ -121,35 +121,44 @@ class Outbox:
         if extras is not None:
             size += len(extras.encoded)
         wake = False
-        with self.lock:
-            batch = target.growing.get(way)
-            if (
-                batch is None
-                or batch.size + size > self.frame_bytes
-                or len(batch.bodies) >= BLOCK_MESSAGES
-                or abs(now_ms - batch.begun_ms) > BATCH_AGE_MS_MAX
-                or self._closed is not None
-            ):
-                batch, wake = self._begin(target, way, now_ms)
-                target.growing[way] = batch
-                if self.tracing and target.traced:
-                    batch.draw(0)
-            index = len(batch.bodies)
-            if index >= batch.traced_next or parent is not None:
-                before = batch.size
-                batch.trace(index, len(body), extras, labels, parent)
-                self.used_bytes += batch.size - before
-            if extras is not None or batch.extras is not None:
-                batch.add_extras(extras or NO_EXTRAS)
-            if due is not None:
-                batch.due_values.append(due.value)
-            batch.bodies.append(body)
-            if batch.born_ms != now_ms:
-                batch.born_at(index, now_ms)
-            batch.size += size
-            self.used_bytes += size
-        if wake:
-            self._wake_pump()
+        try:
+            with self.lock:
+                try:
+                    batch = target.growing.get(way)
+                    if (
+                        batch is None
+                        or batch.size + size > self.frame_bytes
+                        or len(batch.bodies) >= BLOCK_MESSAGES
+                        or abs(now_ms - batch.begun_ms) > BATCH_AGE_MS_MAX
+                        or self._closed is not None
+                    ):
+                        batch, wake = self._begin(target, way, now_ms)
+                        target.growing[way] = batch
+                        if self.tracing and target.traced:
+                            batch.draw(0)
+                    index = len(batch.bodies)
+                    if index >= batch.traced_next or parent is not None:
+                        before = batch.size
+                        batch.trace(index, len(body), extras, labels, parent)
+                        self.used_bytes += batch.size - before
+                    if extras is not None or batch.extras is not None:
+                        batch.add_extras(extras or NO_EXTRAS)
+                    if due is not None:
+                        batch.due_values.append(due.value)
+                    batch.bodies.append(body)
+                    if batch.born_ms != now_ms:
+                        batch.born_at(index, now_ms)
+                    batch.size += size
+                    self.used_bytes += size
+                except BaseException:
+                    self._interrupted(target, way)
+                    raise
+            if wake:
+                self._wake_pump()
+        except BaseException:
+            with self.lock:
+                self._interrupted(target, way)
+            raise
         return batch, index
 
     def add_list(
@@ -168,16 +177,27 @@ class Outbox:
 
         The caller cuts the list: BLOCK_MESSAGES and frame_bytes are the limits.
         """
-        with self.lock:
-            way = (queue, due.way if due else 0)
-            batch, wake = self._begin(target, way, now_ms)
-            # What comes later on this way must not overtake it in an older batch.
-            target.growing.pop(way, None)
-            batch.fill(bodies, extras, due.value if due else 0, begun)
-            self.used_bytes += batch.size
-        if wake:
-            self._wake_pump()
+        way = (queue, due.way if due else 0)
+        try:
+            with self.lock:
+                batch, wake = self._begin(target, way, now_ms)
+                # What comes later on this way must not overtake it in an older batch.
+                target.growing.pop(way, None)
+                batch.fill(bodies, extras, due.value if due else 0, begun)
+                self.used_bytes += batch.size
+            if wake:
+                self._wake_pump()
+        except BaseException:
+            with self.lock:
+                self._interrupted(target, way)
+            raise
         return batch
+
+    def _interrupted(self, target: Target, way: Way) -> None:
+        """As a signal's handler raises, at any line: the next begins a batch and wakes the pump."""
+        self._asleep = True
+        if self._closed is None and (batch := target.growing.pop(way, None)) is not None:
+            batch.cut()
 
     def reserve(self, size: int) -> None:
         """Counts what is kept elsewhere, until `release`.  Raises Closed."""
@@ -200,7 +220,7 @@ class Outbox:
         if not self.arrivals:
             return []  # who begins one from now on wakes the pump
         with self.lock:
-            arrivals = list(self.arrivals)
+            arrivals = [each for each in self.arrivals if each.bodies]  # none: see `_interrupted`
             self.arrivals.clear()
             self._asleep = True
             return arrivals
@@ -249,9 +269,7 @@ class Outbox:
         id_head = self._ids.head(now_ms)
         self.begun += 1
         batch = Batch(target.topic, way, target.growing, self.begun, id_head, now_ms)
-        # A Ctrl-C may have come between a batch and its call: then the next one makes up for it.
-        overdue = self.arrivals and abs(now_ms - self.arrivals[0].begun_ms) > BATCH_AGE_MS_MAX
-        wake, self._asleep = self._asleep or bool(overdue), False
+        wake, self._asleep = self._asleep, False
         self.arrivals.append(batch)
         return batch, wake
 

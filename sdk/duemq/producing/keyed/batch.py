@@ -35,6 +35,11 @@ class KeyedBatch(Batch):
         self.errors: dict[int, DuemqError] = {}
         """Of messages that were refused."""
 
+    def cut(self) -> None:
+        """As Batch."""
+        super().cut()
+        del self.timer_keys[len(self.bodies) :]
+
     def records(self) -> bytes:
         """As a RecordBatch."""
         return b"".join(self.parts()[0])

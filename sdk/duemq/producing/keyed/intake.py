@@ -73,7 +73,6 @@ class KeyedIntake:
             raise no_shard()
         shard = timer_keys.shard_of(topic, timer_key, calls.shards)
         size = len(body) + len(extras.encoded) + RECORD_BYTES
-        outbox.reserve(size)
         now = time.monotonic()
 
         def begin() -> ScheduleCall:
@@ -93,26 +92,36 @@ class KeyedIntake:
             )
 
         way = topic, shard, queue, due.field, if_absent
-        with calls.lock:
-            try:
-                call, begun = calls.gather(way, (topic, timer_key), now, begin)
-            except Closed:  # since the room was reserved
+        batch: KeyedBatch | None = None
+        try:
+            outbox.reserve(size)
+            with calls.lock:
+                try:
+                    call, begun = calls.gather(way, (topic, timer_key), now, begin)
+                    call.batch.reserved += size
+                    batch = call.batch
+                    index = len(batch.bodies)
+                    if index >= batch.traced_next or parent is not None:
+                        batch.trace(index, len(body), extras, labels, parent)
+                    batch.add_extras(extras)
+                    batch.due_values.append(due.value)
+                    batch.timer_keys.append(timer_key)
+                    batch.bodies.append(body)
+                    if batch.born_ms != now_ms:
+                        batch.born_at(index, now_ms)
+                    batch.size += size
+                except BaseException:
+                    if batch is not None:
+                        batch.cut()
+                    raise
+            if begun:
+                calls.wake()
+        except BaseException as error:
+            if batch is None:
                 outbox.release(size)
-                raise
-            batch = call.batch
-            index = len(batch.bodies)
-            if index >= batch.traced_next or parent is not None:
-                batch.trace(index, len(body), extras, labels, parent)
-            batch.add_extras(extras)
-            batch.due_values.append(due.value)
-            batch.timer_keys.append(timer_key)
-            batch.bodies.append(body)
-            if batch.born_ms != now_ms:
-                batch.born_at(index, now_ms)
-            batch.size += size
-            batch.reserved += size
-        if begun:
-            calls.wake()
+            if not isinstance(error, Closed):  # a signal's handler raised
+                calls.wake()
+            raise
         return batch, index
 
     def _settled(self, batch: KeyedBatch) -> None:

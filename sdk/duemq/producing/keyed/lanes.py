@@ -93,9 +93,10 @@ class Lanes:
             call is None or call.full or timer in self._waiting_for or now - call.begun > AGE_S_MAX
         )
         if begun:
-            call = self._growing[way] = begin()
+            call = begin()
             call.way = way
             self._waiting[call.shard].append(call)
+            self._growing[way] = call  # last: a signal's handler may raise at any line
         call.timers.add(timer)
         self._waiting_for[timer] = self._waiting_for.get(timer, 0) + 1
         return call, begun
@@ -125,7 +126,7 @@ class Lanes:
         if self._growing.get(call.way) is call:
             del self._growing[call.way]
         for timer in call.timers:
-            left = self._waiting_for.pop(timer) - 1
+            left = self._waiting_for.pop(timer, 1) - 1
             if left:
                 self._waiting_for[timer] = left
 
