@@ -84,7 +84,8 @@ class LoopThread:
         future: Future[T] | None = None
         if not (self.foreign or self.inside):
             with LoopThread._lock:  # a call that came after the loop's end would wait for ever
-                if self._users and self._thread.is_alive():
+                # Not `is_alive`: where a signal's handler raises in there, a thread never is again.
+                if self._users and not self.loop.is_closed():
                     future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         if future is None:
             coroutine.close()

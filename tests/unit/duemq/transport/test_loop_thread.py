@@ -117,3 +117,16 @@ def test_a_call_that_comes_after_the_loop_ended_raises_closed() -> None:
 
     with pytest.raises(Closed):
         thread.run(nothing())
+
+
+def test_a_signal_that_comes_as_the_thread_is_looked_at_does_not_end_it(monkeypatch) -> None:
+    thread = LoopThread.acquire()
+
+    async def answer() -> int:
+        return 1
+
+    # So Python 3.11 leaves a thread whose `is_alive` was interrupted.
+    monkeypatch.setattr(thread._thread, "is_alive", lambda: False)
+    assert thread.run(answer()) == 1
+    monkeypatch.undo()
+    thread.release()
