@@ -1,8 +1,7 @@
 """Send spans of a producer's batch: begun when its messages are, ended when it is answered.
 
 Where all spans of the process go to our own exporter and to nobody else (`spans.light_sink`), the
-spans of messages next to each other are one tuple until they are exported: one of OpenTelemetry's
-would cost more than the message.
+spans of messages next to each other are one tuple until they are exported.
 """
 
 from __future__ import annotations

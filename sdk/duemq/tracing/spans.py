@@ -5,20 +5,16 @@
 
 Off until the application sets a tracer provider, `duemq.telemetry.configure` does, or `use`
 is called.  Callers ask `enabled()` once per frame (or once at start) and call nothing else
-while it is false.  Sampling is the provider's business.
+while it is false.
 
 A message's creation context is its send span.  Where that is sampled, it travels as the property
 `traceparent` (W3C Trace Context); everyone downstream spans what carries one and nothing else,
-whatever their own samplers say, so that tracing costs what it samples (sampling.py).  One that the
-application set itself stays and is followed.  What handles a frame of many messages becomes one
-span: child of the first sampled context in it and linked to all of them (at most LINKS_MAX).
-`messaging.batch.message_count` says how many messages there are, `duemq.sampled_count` how many of
-them are in a trace, where that is not all.  Topics of the system (%TRACE% among them) are never
-traced.  A message that was not processed has a span `settle` for its sending back, and a span
-`process` for each attempt.  `store`, `schedule` and `fire` are made by the services.
+whatever their own samplers say.  One that the application set itself stays and is followed.  What
+handles a frame of many messages becomes one span: child of the first sampled context in it and
+linked to all of them (at most LINKS_MAX).  Topics of the system are never traced.  A message that
+was not processed has a span `settle` for its sending back, and a span `process` for each attempt.
 
-A process span (processing.py) is a child of the creation context as well as linked to it, so that
-one message is one trace.
+A process span (processing.py) is a child of the creation context, too: one message is one trace.
 """
 
 from __future__ import annotations

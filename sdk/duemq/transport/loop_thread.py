@@ -1,19 +1,17 @@
 """The event loop "duemq-io": one background thread that all synchronous clients of a process share.
 
 It starts with the first client and ends with the last.  It is a daemon: a client that was never
-closed does not keep the process.  gRPC does not survive a fork: what a child process inherits, and
-what it makes after its parent had one, answers `Closed` instead of waiting for ever.
+closed does not keep the process.  After a fork (channel.py) all in the child answers `Closed`.
 """
 
 import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError as FutureCancelledError
-from concurrent.futures import Future
+from contextlib import suppress
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 from duemq.errors import Closed
 from duemq.transport import channel
@@ -81,22 +79,16 @@ class LoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs `coroutine` in the loop and waits for it.  Raises Closed if that ends meanwhile."""
-        future: Future[T] | None = None
+        call: _Call[T] | None = None
         if not (self.foreign or self.inside):
             with LoopThread._lock:  # a call that came after the loop's end would wait for ever
                 # Not `is_alive`: where a signal's handler raises in there, a thread never is again.
                 if self._users and not self.loop.is_closed():
-                    future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        if future is None:
+                    call = _Call(coroutine, self.loop)
+        if call is None:
             coroutine.close()
             self.refuse()
-        try:
-            return future.result()
-        except FutureCancelledError:
-            raise Closed("the client was closed meanwhile") from None
-        except BaseException:
-            future.cancel()
-            raise
+        return call.answer()
 
     def refuse(self) -> NoReturn:
         """Raises what is wrong with a call from here."""
@@ -119,6 +111,38 @@ class LoopThread:
             self.loop.run_until_complete(asyncio.sleep(LINGER_S))
             asyncio.set_event_loop(None)
             self.loop.close()
+
+
+class _Call(Generic[T]):
+    """No Future: where a signal's handler raises in one, the loop may wait for its lock."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._gate = threading.Lock()  # guards nothing: released once by the loop
+        self._gate.acquire()
+        loop.call_soon_threadsafe(self._begin, coroutine)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._task = self._loop.create_task(coroutine)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # heard of, also where the caller is gone
+        self._gate.release()
+
+    def answer(self) -> T:
+        """Waits for it.  Raises Closed."""
+        try:
+            self._gate.acquire()
+        except BaseException:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(lambda: self._task.cancel())
+            raise
+        try:
+            return self._task.result()
+        except asyncio.CancelledError:
+            raise Closed("the client was closed meanwhile") from None
 
 
 def refuse_inside() -> None:

@@ -1,10 +1,14 @@
 import asyncio
+import linecache
+import sys
 import threading
+from concurrent.futures import _base as futures
+from itertools import count
 
 import pytest
 
 from duemq.errors import Closed
-from duemq.transport import channel
+from duemq.transport import channel, loop_thread
 from duemq.transport.loop_thread import LoopThread
 
 
@@ -66,17 +70,17 @@ def test_a_call_that_comes_as_the_loop_ends_raises_closed() -> None:
 
 
 def test_a_finalizer_may_call_while_another_call_is_handed_over(monkeypatch) -> None:
-    thread, hand_over, answers = LoopThread.acquire(), asyncio.run_coroutine_threadsafe, []
+    thread, hand_over, answers = LoopThread.acquire(), loop_thread._Call, []
 
     async def answer() -> int:
         return 1
 
     def collecting(coroutine, loop):
-        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", hand_over)
+        monkeypatch.setattr(loop_thread, "_Call", hand_over)
         answers.append(thread.run(answer()))
         return hand_over(coroutine, loop)
 
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", collecting)
+    monkeypatch.setattr(loop_thread, "_Call", collecting)
 
     def call() -> None:
         answers.append(thread.run(answer()))
@@ -129,4 +133,42 @@ def test_a_signal_that_comes_as_the_thread_is_looked_at_does_not_end_it(monkeypa
     monkeypatch.setattr(thread._thread, "is_alive", lambda: False)
     assert thread.run(answer()) == 1
     monkeypatch.undo()
+    thread.release()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_the_loop_waits_for_no_caller_that_was_interrupted() -> None:
+    """At whatever line of Python's own `threading` and `concurrent.futures`, too."""
+    thread = LoopThread.acquire()
+    files = {threading.__file__, futures.__file__, loop_thread.__file__}
+
+    async def answer() -> int:
+        return 1
+
+    def waits(left: int) -> bool:
+        def line(frame, event, _):
+            nonlocal left
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[:1]
+            left -= event == "line" and text not in (["with"], ["try:"])
+            if not left:
+                raise KeyboardInterrupt
+            return line
+
+        before = sys.gettrace()
+        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)
+        try:
+            return thread.run(answer()) == 1
+        except KeyboardInterrupt:
+            return False
+        finally:
+            sys.settrace(before)
+
+    for at in count(1):
+        through, answers = waits(at), []
+        caller = threading.Thread(target=lambda: answers.append(thread.run(answer())), daemon=True)  # noqa: B023
+        caller.start()
+        caller.join(30)
+        assert answers == [1]
+        if through:
+            break
     thread.release()
