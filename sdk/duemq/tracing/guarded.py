@@ -41,7 +41,7 @@ def record(span: Span, error: BaseException, at_ns: int | None = None) -> None:
 
 
 def tell(error: Exception, name: str) -> None:
-    """Of what they raised for a span of that name, or for metrics."""
+    """Of a span of that name, or of metrics."""
     if type(error) not in _told:  # once, not once a message
         _told.add(type(error))
         log.error("%r: sampler, span processor, meter or exception failed", name, exc_info=error)

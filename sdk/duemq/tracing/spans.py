@@ -4,8 +4,7 @@
     producer broker     timer service           broker            consumer    consumer
 
 Off until the application sets a tracer provider, `duemq.telemetry.configure` does, or `use`
-is called.  Callers ask `enabled()` once per frame (or once at start) and call nothing else
-while it is false.
+is called.  Callers ask `enabled()` once per frame and call nothing else while it is false.
 
 A message's creation context is its send span.  Where that is sampled, it travels as the property
 `traceparent` (W3C Trace Context); everyone downstream spans what carries one and nothing else,
