@@ -258,6 +258,36 @@ async def test_the_command_line_gives_a_lost_service_up(
         await until(lambda: granted(shard))
 
 
+async def test_what_a_late_broker_keeps_for_a_lost_service_is_given_up_beside_its_successor(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor, which lives and has queues of the same shard elsewhere, loses none of them."""
+    release = ("timer", "release", "0", "--accept-loss")
+    await cluster.start_broker("b1")
+    async with running_shard(cluster, tmp_path) as shard:
+        await until(lambda: sum(x.granted for x in shard.service._links.by_name.values()) == 2)
+        alive = await duemq(cluster, *release)
+        assert alive.exit_code == Exit.USAGE
+        assert "stop it first" in alive.stderr
+    shutil.rmtree(tmp_path / "t0")
+    await cluster.stop_broker("b1")
+    assert (await duemq(cluster, "cluster", "forget", "b1", "--yes")).exit_code == Exit.OK
+    with monkeypatch.context() as a_minute_later:
+        a_minute_later.setattr(timer_owners, "ALIVE_MS", 0)
+        assert (await duemq(cluster, *release)).exit_code == Exit.OK
+    async with running_shard(cluster, tmp_path, name="t9") as shard:
+        await until(lambda: granted(shard))
+        await cluster.start_broker("b1")
+        await until(lambda: refused(shard) == ["b1"])
+        shown = (await duemq(cluster, *release[:-1], "--json")).stdout
+        assert {json.loads(line)["broker"] for line in shown.splitlines()} == {"b1"}
+        done = await duemq(cluster, *release)
+        assert done.exit_code == Exit.OK, done.stderr
+        await until(lambda: not refused(shard))
+        owners = cluster.brokers["b0"].store.timer_owners
+        assert not owners.claim_of(0).released
+
+
 async def test_a_data_directory_refuses_another_shard(cluster: Cluster, tmp_path: Path) -> None:
     async with (
         running_shard(cluster, tmp_path, name="first", shard=0, shards=2),

@@ -143,9 +143,8 @@ def refuse_missing(
     if not missing:
         return
     names = ", ".join(each.name for each in missing)
-    text = f"no answer of {names}: {missing[0].error}"
     raise PartialAnswer(
-        f"{text}; {done}" if done else text,
+        f"no answer of {names}: {missing[0].error}{done and '; '}{done}",
         missing=missing,
         partial=partial,
         field="broker",

@@ -33,7 +33,8 @@ class Forgetting(TimerShards):
         From now on no answer is partial for its sake, and ordering keys leave its queues.  One that
         comes back is there again.  `dry_run` only answers.  Nameservers that did not answer are in
         `missing`: they list it still, so call again.  Raises InvalidArgument while one of them
-        hears it, InstanceNotFound if none remembers it as lost, Unavailable.
+        hears it, InstanceNotFound if none remembers it as lost, Unavailable; of a timer service
+        PartialAnswer, if a broker is away: call again.
         """
         # All are asked first: while one of them hears it, none forgets it.
         answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=True)

@@ -99,10 +99,23 @@ class Schedules(AskingShards):
         Raises PartialAnswer, whose `partial` is the list, if a timer shard is away.
         """
         alive, missing = await self._shards_there()
-        parts = await self._together(_Listing(self, shard, missing).all() for shard in alive)
+        parts = await self._together(self._kept_by(shard, missing) for shard in alive)
         found = sorted((each for part in parts for each in part), key=lambda each: each.name)
         refuse_missing(missing, partial=found)
         return found
+
+    async def _kept_by(self, shard: TimerShard, missing: list[MissingBroker]) -> list[Schedule]:
+        """Of a shard; what came, if it goes away meanwhile."""
+        found: list[Schedule] = []
+        request = schedule_pb2.ListSchedulesRequest(count=LISTED_AT_ONCE)
+        while True:
+            page = await self._ask_or_miss(shard, Stub.ask("ListSchedules", request), missing)
+            if page is None:
+                return found
+            found += map(_schedule, page.schedules)
+            if not page.more or not page.schedules:
+                return found
+            request.after = found[-1].name
 
     async def next_occurrences(self, name: str, count: int = 5) -> list[Occurrence]:
         """When a schedule is due next, if nothing happens to it meanwhile; up to 1,000.
@@ -146,32 +159,6 @@ class Schedules(AskingShards):
         timer_keys.check_schedule_name(name)
         shards = await self._shards_known()
         return await self._at_shard(timer_keys.shard_of_schedule(name, shards), method)
-
-
-class _Listing:
-    """A shard's schedules, a page at a time."""
-
-    def __init__(self, admin: Schedules, shard: TimerShard, missing: list[MissingBroker]) -> None:
-        self._admin = admin
-        self._shard = shard
-        self._missing = missing
-
-    async def all(self) -> list[Schedule]:
-        """Those of the pages that came, if the shard went away meanwhile."""
-        found: list[Schedule] = []
-        request = schedule_pb2.ListSchedulesRequest(count=LISTED_AT_ONCE)
-        while True:
-            page = await self._admin._ask_or_miss(
-                self._shard,
-                Stub.ask("ListSchedules", request),
-                self._missing,
-            )
-            if page is None:
-                return found
-            found += map(_schedule, page.schedules)
-            if not page.more or not page.schedules:
-                return found
-            request.after = found[-1].name
 
 
 def _record(

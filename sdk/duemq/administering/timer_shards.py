@@ -14,13 +14,13 @@ from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Asking, Method, 
 from duemq.descriptions import TimerOwner, TimerStats
 from duemq.errors import (
     Internal,
-    InvalidArgument,
     MissingBroker,
     Overloaded,
     Timeout,
     Unavailable,
     Unsupported,
 )
+from duemq.protocol import checks
 from duemq.protocol.route import TimerShard
 from duemq.protocol.timer_keys import shard_of_queue
 from duemq.v1 import broker_pb2, stubs, timer_admin_pb2
@@ -56,21 +56,24 @@ class TimerShards(Asking):
         ]
         return found, answers.missing
 
-    async def release_timer_shard(self, shard: int) -> list[TimerOwner]:
+    async def release_timer_shard(self, shard: int, *, dry_run: bool = False) -> list[TimerOwner]:
         """Gives up the timer service of a shard whose data directory is lost; what it owned.
 
         The next timer service of that shard takes its queues over, and it is refused for good.
         What it held and had not delivered is lost; a few messages that it had taken over last may
-        come twice.  Raises InvalidArgument if nobody owns the shard, or if the owner was seen
-        within the last minute; Unavailable.
+        come twice.  A successor keeps what it has.  `dry_run` only answers.  Raises InvalidArgument
+        if nobody owns the shard, or who does was seen within the last minute; Unavailable.
         """
         owners, missing = await self._owners()
-        refuse_missing(missing, "nothing was released")
-        mine = [each for each in owners if each.id and each.shard == shard]
-        if not mine:
-            raise no_owner(shard)
-        await self._release(mine)
-        return mine
+        alive = {each.store_id for each in self._client.routes.timers}
+        lost = [each for each in owners if each.shard == shard and each.id not in {0, *alive}]
+        refuse_missing(missing, "nothing was released", lost if dry_run else None)
+        if not lost:
+            limit = "one whose timer service is gone: stop it first, and wait a minute"
+            raise checks.wrong("shard", shard, limit)
+        if not dry_run:
+            await self._release(lost)
+        return lost
 
     async def _release(self, owned: Iterable[TimerOwner]) -> None:
         for broker, service_id in sorted({(each.broker, each.id) for each in owned}):
@@ -79,9 +82,10 @@ class TimerShards(Asking):
             await self._client.once(self._client.broker(broker).address, release, TIMEOUT_S)
 
     async def _forget_holder(self, name: str) -> None:
-        """No broker that is there tells any more that this service may hold timers."""
-        owners, _ = await self._owners()
+        """No broker tells any more that it may hold timers.  Raises PartialAnswer."""
+        owners, missing = await self._owners()
         await self._release(each for each in owners if each.queue_id is None and each.name == name)
+        refuse_missing(missing, "call again when all are there", owners)
 
     async def _missing_shards(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
         """Shards that nobody serves, though brokers accept delayed messages for them."""
@@ -141,13 +145,6 @@ def _missing(shard: int, shards: int, queues: Iterable[TimerOwner]) -> TimerStat
         parts.append(f"{', '.join(refused)} was refused: see `duemq timer release`")
     names = sorted({*names, *holders})
     return TimerStats(", ".join(names), "", shard, shards, "; ".join(parts))
-
-
-def no_owner(shard: int) -> InvalidArgument:
-    """There is nobody to be released."""
-    return InvalidArgument(
-        f"shard: no timer service owns queues of shard {shard}", field="shard", value=shard
-    )
 
 
 class AskingShards(TimerShards):

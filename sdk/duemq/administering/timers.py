@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import fields
 
 from duemq.administering.asking import refuse_missing
 from duemq.administering.timer_shards import AskingShards
@@ -256,14 +257,5 @@ def _joined(answers: Iterable[timer_inspector_pb2.TimerHistogram]) -> list[Timer
 
 
 def _sum(count: TimerCount, more: timer_inspector_pb2.TopicTimers) -> TimerCount:
-    return TimerCount(
-        count.topic,
-        count.pending + more.pending,
-        count.accepted + more.accepted,
-        count.fired + more.fired,
-        count.cancelled + more.cancelled,
-        count.replaced + more.replaced,
-        count.lost + more.lost,
-        count.held + more.held,
-        count.dropped + more.dropped,
-    )
+    names = [each.name for each in fields(TimerCount)[1:]]
+    return TimerCount(count.topic, *(getattr(count, each) + getattr(more, each) for each in names))

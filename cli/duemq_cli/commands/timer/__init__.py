@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from duemq.administering.timer_shards import no_owner
 from duemq.descriptions import TimerCount, TimerDescription, TimerOwner, TimerState
 from duemq.errors import DuemqError, MissingBroker, PartialAnswer
 from duemq_cli import completion
@@ -233,13 +232,9 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
       duemq timer release 0 --accept-loss
     """
     with session.admin() as admin:
-        found, missing = known(admin.timer_owners)
-        owned = [each for each in found if each.id and each.shard == shard]
         if accept_loss:
             session.changes()
-            owned = admin.release_timer_shard(shard)
-        elif not (owned or missing):
-            raise no_owner(shard)
+        owned, missing = known(lambda: admin.release_timer_shard(shard, dry_run=not accept_loss))
     for each in owned:
         session.output.record(_owner_row(each), _loss(each))
     session.output.missing(missing)
