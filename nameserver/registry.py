@@ -172,6 +172,7 @@ class Registry:
         if before is not None:
             report = with_addresses(report, before.report)
         expires_ms = now_ms + (expiry_ms or self.expiry_ms)
+        self._note_store(report)
         if known is None or known.report != report:
             try:
                 self._routes.check_room(known.report if known else None, report)
@@ -184,7 +185,6 @@ class Registry:
         self._gone.pop(key, None)
         self._lost.pop(key, None)
         self._instances[key] = Instance(report, version, now_ms, expires_ms)
-        self._note_store(report)
         # Watchers merge what several nameservers say by the version: it is part of what they see.
         if known is None or known.version != version or known.report != report:
             self._routes.replace(known.report if known else None, report)

@@ -478,6 +478,15 @@ def test_the_ends_of_so_many_logs_are_remembered_those_told_last(registry, monke
     assert [registry.log_end(store_id) for store_id in range(4)] == [0, 15, 0, 30]
 
 
+def test_where_a_log_ends_is_remembered_though_its_broker_s_topics_do_not_fit():
+    registry = Registry(ready_at_ms=0, routes_bytes_max=100)
+    registry.register(Version(1, 1), BrokerReport("b", "b:1", store_id=7, log_end=10), 0)
+    grown = BrokerReport("b", "b:1", (TopicQueues("t" * 100, 1),), store_id=7, log_end=20)
+    with pytest.raises(Overloaded):
+        registry.register(Version(1, 2), grown, 0)
+    assert registry.log_end(7) == 20
+
+
 def test_a_lag_is_taken_over_and_wakes_nobody(registry):
     leader = ReplicaReport("a", LEADS, True, 3, "a:1", since_ms=10)
     registry.register(OLD, replicated(leader, ReplicaReport("b", FOLLOWS, True, 3, "b:1")), 0)
