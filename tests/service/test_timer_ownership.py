@@ -249,6 +249,7 @@ async def test_the_command_line_gives_a_lost_service_up(
         shown = await duemq(cluster, "timer", "release", "0")
         assert shown.exit_code == Exit.FAILED
         assert "took 1 delayed messages over" in " ".join(shown.output.split())
+        assert "under timer keys" in shown.stderr
         [row, *_] = map(
             json.loads, (await duemq(cluster, "timer", "owners", "--json")).stdout.splitlines()
         )

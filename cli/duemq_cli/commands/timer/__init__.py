@@ -224,8 +224,9 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
 
     Its queues belong to that directory, and a service with another one is refused.  This lets the
     next one have them, and shuts the lost one out for good.  Lost is what the lost one had taken
-    over and not delivered.  Without --accept-loss nothing is done, and the exit code is 1.  With
-    --json, a line a queue, as of `duemq timer owners`.
+    over and not delivered, and what never came by way of a broker: messages under timer keys,
+    schedules, holds.  Without --accept-loss nothing is done, and the exit code is 1.  With --json,
+    a line a queue, as of `duemq timer owners`.
 
     \b
     Example:
@@ -238,6 +239,10 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
     for each in owned:
         session.output.record(_owner_row(each), _loss(each))
     session.output.missing(missing)
+    session.output.note(
+        "lost with its data directory, too: messages under timer keys, and schedules, that it kept;"
+        " no broker knows of them"
+    )
     if not accept_loss:
         session.output.note(
             "nothing was done.  If the data directory is lost, and not only away: stop the service"
