@@ -17,8 +17,11 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.protocol.due import DELAYS_MS, Due
 from duemq.protocol.limits import BATCH_BYTES_DEFAULT, MESSAGE_BYTES_DEFAULT
 from duemq.settings import ClientSettings
+from duemq.transport import retrying
 from duemq.v1.message_pb2 import TimerHandle
+from duemq_server.timer_service.scheduling.keyed.request_memory import KEEP_MIN_MS
 
+REACHES_S = 5.0  # its shard so long after the last time that it is sent, at the most
 SHARD_0 = partial(asks.CancelCall, 0, 0.0, time.monotonic() + 30)
 
 
@@ -74,6 +77,24 @@ async def test_what_is_too_late_is_not_sent(calls):
     assert isinstance(part.results[0], Timeout)
     assert not part.heard
     assert calls.client.asked == 0
+
+
+async def test_no_request_is_repeated_for_longer_than_its_shard_knows_it_again(calls, monkeypatch):
+    """It would be done twice."""
+    lasts_s = []
+
+    async def until(deadline, attempt, away_s):
+        lasts_s.append(deadline - began)
+        raise Unavailable("away")
+
+    monkeypatch.setattr(retrying, "until", until)
+    began = time.monotonic()
+    patient = asks.CancelCall(0, 0.0, began + 86_400)
+    part = asks.Part(1)
+    asks._gather(calls, [lambda: patient], "way", part, None, [(0, ("t", "k"))])
+    await part.done
+    spent_s = time.monotonic() - began
+    assert 0 < lasts_s[0] - spent_s < KEEP_MIN_MS / 1000 - REACHES_S
 
 
 async def test_what_needs_other_rights_goes_in_another_request(calls):
