@@ -1,12 +1,17 @@
 """The heartbeats' loop, without a nameserver."""
 
 import asyncio
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from duemq.errors import Internal
+from duemq.transport import status
 from duemq.v1 import nameserver_pb2
-from duemq_server.serving.registration import Registration
+from duemq_server.serving.registration import Registration, _News
 
 LONG_S = 3_600.0
 WAIT_S = 30.0
@@ -36,6 +41,24 @@ async def test_a_stop_that_meets_a_change_ends(turns: int, monkeypatch: pytest.M
         await asyncio.sleep(0)
     async with asyncio.timeout(WAIT_S):
         await registration.stop()
+
+
+@pytest.mark.parametrize("drawn", [min, max])
+async def test_heartbeats_come_sooner_than_a_nameserver_that_has_just_started_waits_for_them(
+    drawn: Callable[[float, float], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers after a period, and who has not registered by then is not there."""
+
+    async def accepted(_: object) -> nameserver_pb2.RegisterResponse:
+        return nameserver_pb2.RegisterResponse(accepted=True)
+
+    monkeypatch.setattr(random, "uniform", drawn)
+    monkeypatch.setattr(status, "answer", accepted)
+    report = nameserver_pb2.BrokerReport(name="b1", address="127.0.0.1:1")
+    registration = Registration(("127.0.0.1:1",), LONG_S, 1, lambda: report)
+    stub = SimpleNamespace(Register=lambda request, timeout: None)
+    wait_s = await registration._beat(cast(Any, stub), _News("127.0.0.1:1", LONG_S))
+    assert LONG_S / 2 < wait_s <= 0.9 * LONG_S
 
 
 @pytest.mark.parametrize("deregister", [True, False])

@@ -45,6 +45,16 @@ def test_it_lasts_a_session_from_when_the_hello_was_sent_not_from_its_answer():
     assert member.lease.over
 
 
+def test_it_is_over_before_the_coordinator_s_session_is():
+    """Else two members could begin a callback of one queue at a time."""
+    lease = Lease.of_session(SESSION_S)
+    lease.begin()
+    lease.sent()
+    sent_s = lease.clock()
+    lease.heard(acknowledgement=False)
+    assert lease.until_s < sent_s + 0.95 * SESSION_S
+
+
 def test_an_acknowledgement_renews_it_from_when_its_own_heartbeat_was_sent():
     member = Member().joined()
     member.now_s = 103
