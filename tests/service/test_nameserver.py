@@ -703,6 +703,14 @@ async def test_a_process_expires_gets_ready_and_stops():
     assert nameserver.server.draining.is_set()
 
 
+async def test_how_long_the_silent_and_the_lost_are_known_follows_the_settings():
+    clock = Clock()
+    settings = Settings(listen="127.0.0.1:0", ready_after=2.0, expiry=3.0, lost_kept=5.0)
+    registry = process.Nameserver(settings, clock).registry
+    assert registry.ready_at_ms == clock.now_ms() + 2_000
+    assert (registry.expiry_ms, registry.lost_kept_ms) == (3_000, 5_000)
+
+
 async def test_a_process_that_was_stopped_before_it_was_ready_is_not_so_at_once():
     clock = Clock()
     settings = Settings(listen="127.0.0.1:0", ready_after=1.5, drain_timeout=0.0)
