@@ -23,7 +23,7 @@ from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.upkeep import INTERVAL_S, RETENTION_INTERVAL_MS, Upkeep
-from duemq_server.storage.errors import DiskFailed, TooManyFiles
+from duemq_server.storage.errors import DiskFailed, DiskFull, TooManyFiles
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash import faulty_disk
 from tests.crash.faulty_disk import FaultyDisk
@@ -98,6 +98,24 @@ def settle(store: Store) -> None:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+async def test_what_a_full_disk_hid_is_shown_when_there_is_space_though_nothing_more_comes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(1)
+    with monkeypatch.context() as full:
+
+        def no_space(*_: object) -> None:
+            raise DiskFull("no space left")
+
+        full.setattr(Queue, "append", no_space)
+        world.send(1)
+        await world.passes(1_000)
+    queue = world.store.queue("orders", 0)
+    assert queue.max_offset == 1
+    await world.passes(1_000)
+    assert queue.max_offset == 2
 
 
 async def test_segments_go_when_they_are_too_old(world: World) -> None:
