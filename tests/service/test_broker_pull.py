@@ -11,7 +11,7 @@ import pytest
 from duemq.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound, Unavailable
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.transport import status
-from duemq.v1 import admin_pb2, broker_pb2, error_pb2
+from duemq.v1 import admin_pb2, broker_pb2, error_pb2, group_admin_pb2
 from duemq_server.broker.edge.pull_stream import ParkedPull
 from duemq_server.broker.edge.pulls.fetching import LINGER_MS_MAX
 from duemq_server.broker.process import Broker
@@ -383,6 +383,27 @@ async def lingering(client: Client, linger_ms: int) -> broker_pb2.FetchFramesReq
         timer_id=SERVICE_IDS_FROM,
         linger_ms=linger_ms,
     )
+
+
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%g"])
+async def test_who_waits_for_a_queue_hears_at_once_that_it_is_deleted(
+    topic: str, both: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group's retries go with it."""
+    broker, client = both
+    stop_time(broker, monkeypatch)
+    broker.store.create_topic(topic, 1)
+    await client.group_admin.PutGroup(
+        group_admin_pb2.PutGroupRequest(group=group_admin_pb2.GroupConfig(group="g"))
+    )
+    waiting = asyncio.ensure_future(client.pull(topic, wait_ms=WAIT_MS))
+    await parked(broker, 1)
+    if topic == "orders":
+        await client.admin.DeleteTopic(admin_pb2.DeleteTopicRequest(name=topic))
+    else:
+        await client.group_admin.DeleteGroup(group_admin_pb2.DeleteGroupRequest(group="g"))
+    [gone] = (await waiting).queues
+    assert gone.error.code == error_pb2.TOPIC_NOT_FOUND
 
 
 async def test_a_fetch_lingers_until_something_is_due_at_once(
