@@ -16,6 +16,7 @@ from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, message_pb2, stubs, timer_pb2
 from duemq_server.serving.registration import Registration
 from duemq_server.storage.dirlock import DirLock
+from duemq_server.timer_service.disk import housekeeping
 from duemq_server.timer_service.edge import cancel_requests
 from duemq_server.timer_service.process import TimerService
 from duemq_server.timer_service.settings import Settings
@@ -262,6 +263,16 @@ async def test_cancels_at_a_shard_that_has_just_started_wait_until_it_knows(
         results = await shard.cancel(*handles)
 
         assert [each.outcome for each in results] == [timer_pb2.CANCELLED] * 10
+
+
+async def test_a_full_memtable_waits_for_no_look(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In between memory would grow by all that comes."""
+    monkeypatch.setattr(housekeeping, "IDLE_MS", HOUR_MS)
+    async with running_shard(cluster, tmp_path, memtable_rows_max=64) as shard:
+        await send(cluster, [b"far"] * 100, [HOUR_MS] * 100)
+        await until(lambda: bool(shard.service.shard.scheduler.segments.blocks()))
 
 
 async def test_a_long_list_is_cancelled_wherever_its_timers_lie(
