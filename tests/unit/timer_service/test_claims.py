@@ -1,6 +1,7 @@
 """When a shard claims again, against a loop whose time is a number."""
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -124,6 +125,27 @@ def test_a_shard_that_left_tells_at_once_that_it_is_empty() -> None:
             links.empty = True
             await loop.silence(EMPTY_LOOK_S)
             assert link.told == [False, True]
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+@pytest.mark.parametrize("wakes", [BrokerLink.ask_for_time, lambda link: link.serve(4)])
+def test_what_cannot_wait_for_the_next_claim_is_claimed_at_once(
+    wakes: Callable[[BrokerLink], None],
+) -> None:
+    """Its clock, once this machine's was set; and queues that were not known."""
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            links = Leaving()
+            links.place = SimpleNamespace(leaves=False, has=lambda queue_id: True)
+            link = Link(links)
+            await loop.silence(EMPTY_LOOK_S)
+            assert len(link.told) == 1
+            wakes(link)
+            await loop.silence(EMPTY_LOOK_S)
+            assert len(link.told) == 2
             link.end()
 
         loop.run_until_complete(main())
