@@ -64,10 +64,15 @@ class Bench:
             batch=batch,
             settings=settings,
             settler=self.settler,
-            progressed=lambda source: None,
+            progressed=self._progressed,
             spawn=self._spawn,
         )
         self.source = Source(MessageQueue("orders", "b0", 0), ALL, 1, 0)
+        self.room_to = 0
+        """The commit point when the fetcher was told last that there may be room."""
+
+    def _progressed(self, source: Source) -> None:
+        self.room_to = source.pending.commit_point
 
     def _spawn(self, work):
         task = asyncio.create_task(work)
@@ -172,6 +177,21 @@ async def test_a_slow_message_holds_up_neither_its_chunk_nor_its_queue(script) -
         await until(lambda: b.commit_point == 2_500)
         assert sorted(script.done) == sorted(script.calls) == list(range(2_500))
         assert b.settler.taken == []
+
+
+@both
+async def test_the_fetcher_hears_of_the_room_that_is_there_once_failures_are_sent_back(
+    script,
+) -> None:
+    """Nothing more would come of a queue of whose window all have failed."""
+    async with bench(script.callback) as b:
+        b.settler.gate.clear()
+        script.failing = {n: ValueError("no") for n in range(3)}
+        b.pull(3)
+        await until(lambda: b.settler.asked == 3)
+        assert b.room_to == 0
+        b.settler.gate.set()
+        await until(lambda: b.room_to == 3)
 
 
 @both

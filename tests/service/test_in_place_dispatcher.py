@@ -122,6 +122,8 @@ class Consumption:
 
     def __init__(self, order, callback, *, batch: bool = False, lease=None, **settings) -> None:
         self.settler = Settler()
+        self.room_to = 0
+        """The commit point when the fetcher was told last that there may be room."""
         self.tasks: set[asyncio.Task] = set()
         self.dispatcher = InPlaceDispatcher(
             callback,
@@ -130,10 +132,13 @@ class Consumption:
             settings=ConsumerSettings(**{"threads": 4, "suspend_s": 0.001, **settings}),
             settler=self.settler,
             lease=lease or Lease.forever(),
-            progressed=lambda source: None,
+            progressed=self._progressed,
             spawn=self._spawn,
             group="billing",
         )
+
+    def _progressed(self, source: Source) -> None:
+        self.room_to = source.pending.commit_point
 
     def _spawn(self, work) -> None:
         task = asyncio.create_task(work)
@@ -168,6 +173,19 @@ async def test_a_queue_is_processed_one_by_one(asynchronous: bool) -> None:
         await until(lambda: done(queue))
     assert journal.offsets == list(range(1800))
     assert queue.pending.unfinished == 0
+
+
+@pytest.mark.parametrize("error", [None, DeadLetter("no")], ids=["done", "given up"])
+@either
+async def test_the_fetcher_hears_of_the_room_that_there_is(
+    asynchronous: bool, error: DeadLetter | None
+) -> None:
+    """Nothing more would come of a queue whose window was full."""
+    journal, queue = Journal(), source()
+    journal.fail = {0: [error]} if error else {}
+    async with consuming("queue", journal.callback(asynchronous)) as consumption:
+        consumption.give(queue, "a")
+        await until(lambda: consumption.room_to == 1)
 
 
 @either
