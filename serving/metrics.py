@@ -1,7 +1,9 @@
 """Prometheus metrics of the RPC layer, and the page that serves a process's metrics."""
 
+import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from socketserver import TCPServer, ThreadingMixIn
@@ -126,11 +128,19 @@ class TraceCollector(Collector):
 class _Request(WSGIRequestHandler):
     """Of the page; who does not finish a request or read its answer holds no thread."""
 
+    server: "_Listener"
     timeout = REQUEST_TIMEOUT_S
 
     def handle(self) -> None:
-        with suppress(TimeoutError):
+        """Who goes in the middle of it, or is sent away, is no error."""
+        with suppress(TimeoutError, ConnectionError):
             super().handle()
+
+    def parse_request(self) -> bool:
+        """Reads all of it."""
+        is_good = super().parse_request()
+        self.server.has_come(self.request)
+        return is_good
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
@@ -142,7 +152,8 @@ class _Listener(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int) -> None:
-        self._room = threading.BoundedSemaphore(REQUESTS_MAX)
+        # When those that are here began to come; inf: they have come.
+        self._since_s: dict[socket.socket, float] = {}
         self._both = host in WILDCARDS and socket.has_dualstack_ipv6()
         if host in WILDCARDS:
             host = "::" if self._both else "0.0.0.0"
@@ -152,13 +163,14 @@ class _Listener(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Who comes while REQUESTS_MAX are here is sent away: each holds a thread."""
-        if not self._room.acquire(blocking=False):
+        if len(self._since_s) >= REQUESTS_MAX:
             self.shutdown_request(request)
             return
+        self._since_s[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except BaseException:  # there is no thread for it
-            self._room.release()
+            del self._since_s[request]
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -166,7 +178,19 @@ class _Listener(ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            del self._since_s[request]
+
+    def has_come(self, request: socket.socket) -> None:
+        """It is not ended however long the figures take."""
+        self._since_s[request] = math.inf
+
+    def service_actions(self) -> None:
+        """Twice a second: ends what takes too long to come, also a byte at a time."""
+        before_s = time.monotonic() - REQUEST_TIMEOUT_S
+        for request, since_s in self._since_s.copy().items():
+            if since_s < before_s:
+                with suppress(OSError):  # it has ended
+                    request.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         """Not as HTTPServer, which asks the network for the name of this machine."""

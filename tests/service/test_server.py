@@ -3,14 +3,17 @@
 import asyncio
 import json
 import logging
+import threading
 import urllib.request
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client.registry import Collector
 
 from duemq import errors
 from duemq.transport import channel, status
@@ -338,21 +341,53 @@ def is_served(address):
     return False
 
 
-async def test_half_a_request_for_metrics_is_not_waited_for(monkeypatch, capfd):
-    monkeypatch.setattr(metrics._Request, "timeout", 0.05)
+@pytest.mark.parametrize(("each_byte_s", "all_s"), [(0.05, 600), (600, 0.05)])
+@pytest.mark.parametrize("half", [b"GET /metr", b"what is that"])
+async def test_half_a_request_for_metrics_is_not_waited_for(
+    half, each_byte_s, all_s, monkeypatch, capfd
+):
+    monkeypatch.setattr(metrics._Request, "timeout", each_byte_s)
+    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", all_s)
     async with serving(metrics_listen="127.0.0.1:0") as server:
         host, port = server.metrics_address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET /metr")
+        writer.write(half)
         assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
         await writer.wait_closed()
     assert "Traceback" not in capfd.readouterr().err
 
 
+async def test_figures_that_take_long_are_waited_for(monkeypatch):
+    now_s, looked = [0.0], threading.Event()
+    look = metrics._Listener.service_actions
+
+    class Slow(Collector):
+        def describe(self):
+            return []
+
+        def collect(self):
+            now_s[0] += metrics.REQUEST_TIMEOUT_S + 1
+            assert looked.wait(30)
+            return []
+
+    def service_actions(self):
+        is_late = now_s[0] > 0
+        look(self)
+        if is_late:
+            looked.set()
+
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(metrics._Listener, "service_actions", service_actions)
+    async with serving(metrics_listen="127.0.0.1:0") as server:
+        server.registry.register(Slow())
+        assert await asyncio.to_thread(is_served, server.metrics_address)
+
+
 async def test_who_comes_while_many_ask_for_metrics_is_sent_away(monkeypatch):
     """Each holds a thread, and a port scanner, or who never finishes a request, could take all."""
     monkeypatch.setattr(metrics, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(metrics, "REQUEST_TIMEOUT_S", 600)
     monkeypatch.setattr(metrics._Request, "timeout", 600)
     async with serving(metrics_listen="127.0.0.1:0") as server:
         host, port = server.metrics_address.split(":")
