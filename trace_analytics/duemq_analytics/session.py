@@ -165,7 +165,8 @@ def _end_half_started(error: BaseException) -> None:
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for process in frame.f_locals.values():
-            if isinstance(process, subprocess.Popen):
+            # Without a number it was never there, and asking for it would hide the error.
+            if isinstance(process, subprocess.Popen) and getattr(process, "pid", None):
                 process.kill()
                 process.wait()
 

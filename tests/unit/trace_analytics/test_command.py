@@ -1,5 +1,6 @@
 """The command without Spark: what it says of failures, and how it takes paths."""
 
+import errno
 import io
 import json
 import os
@@ -266,6 +267,20 @@ from duemq_analytics import __main__ as command, session
 session.require_java = lambda: 17
 sys.exit(command.main())
 """
+
+
+def test_java_for_which_there_is_no_room_is_told(tmp_path, monkeypatch):
+    """Limits of processes and memory are met here first."""
+
+    def none_left(*_):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "_fork_exec", none_left)
+    monkeypatch.setattr(session, "require_java", lambda: 17)
+    monkeypatch.setattr(session.java_archive, "place", lambda _: None)
+    monkeypatch.setattr(session.java_archive, "using", lambda _: ())
+    with pytest.raises(BlockingIOError):
+        session.start("t", tmp_path)
 
 
 def test_ctrl_c_waits_for_the_interpreter_of_the_job(tmp_path, monkeypatch):
