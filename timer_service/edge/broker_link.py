@@ -132,7 +132,8 @@ class BrokerLink:
         self._broker_now()
         assert self._channel is not None
         request = admin_pb2.DescribeTopicRequest(name=topic)
-        call = stubs.BrokerAdminStub(self._channel).DescribeTopic(request, timeout=TOPIC_S)
+        describe = stubs.BrokerAdminStub(self._channel).DescribeTopic
+        call = describe(request, timeout=TOPIC_S, metadata=self.broker.meant)
         try:
             await status.answer(call, self.broker.name)
         except TopicNotFound:

@@ -12,6 +12,7 @@ from duemq.errors import (
     FencedTimer,
     InvalidArgument,
     OffsetOutOfRange,
+    TopicNotFound,
     Unavailable,
 )
 from duemq.protocol.route import Broker, LostBroker, RouteCache, Update
@@ -275,6 +276,29 @@ def test_who_is_at_the_address_is_asked_of_each_connection_that_is_sent_on(
             assert meant == (("duemq-store-id", "9"),)
             await check("a connection")
             assert asked == [([0],), ([0], "a connection", CHECK_TIMEOUT_S)]
+            link.end()
+
+        loop.run_until_complete(main())
+
+
+def test_another_broker_at_the_address_does_not_say_that_there_is_no_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is to be kept for it would be refused for good."""
+
+    async def describe(_: object, metadata: object = (), **options: object) -> Any:
+        raise (Unavailable if metadata == (("duemq-store-id", "9"),) else TopicNotFound)("t")
+
+    stub = SimpleNamespace(DescribeTopic=describe)
+    monkeypatch.setattr(broker_link.stubs, "BrokerAdminStub", lambda _: stub)
+    with ManualLoop(0) as loop:
+
+        async def main() -> None:
+            link: Any = Link(Leaving())
+            link.broker = Broker("b", "127.0.0.1:1", store_id=9)
+            link._channel, link._broker_now = "a connection", lambda: None
+            with pytest.raises(Unavailable):
+                await link.has_topic("t")
             link.end()
 
         loop.run_until_complete(main())
