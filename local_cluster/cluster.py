@@ -61,7 +61,8 @@ class EmbeddedCluster:
     advertise: the host by which others reach this machine; needed where `host` names none.
     metrics: members serve Prometheus pages, on ports that stay; DIR/metrics.json lists them.
     flags: more command line flags for members, by kind ("nameserver", "broker", "timer").
-    tls: members show this certificate, for `host`, and reach one another with it.
+    tls: members show this certificate, for `advertise` or else `host`, and reach one another with
+        it.
     verify_clients: who has no certificate of `tls.ca` is not served.
     on_event: called from the supervisor thread with each ClusterEvent; must not block.
     """
