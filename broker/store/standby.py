@@ -110,7 +110,7 @@ class Standby:
     @property
     def is_whole(self) -> bool:
         """Whether the log has reached the checkpoint that this replica began with."""
-        return self.applied >= self._known_to
+        return self.applied >= self.known_to
 
     @property
     def unfit(self) -> str:
@@ -118,7 +118,8 @@ class Standby:
         return ""
 
     @property
-    def _known_to(self) -> int:
+    def known_to(self) -> int:
+        """Where the checkpoint was made that this replica began with."""
         return self._opening.state.position if self._opening.state else 0
 
     # -- following --------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class Standby:
     def _reached(self) -> None:
         assert self._opening.state is not None
         self.tables.reach(self._opening.state)
-        log.info("the log has reached the checkpoint at %d", self._known_to)
+        log.info("the log has reached the checkpoint at %d", self.known_to)
         with suppress(DiskFull):  # the next one is in time
             self.checkpoint()
 
@@ -211,7 +212,7 @@ class Standby:
         self.tables.producers.idle_as_logged(self.tables.store_ms)
         self._promoted = True
         store = Store(self.log, self.tables, self._opening.settings, self._next_start)
-        return Opened(store, self.store_id, self._known_to, self._replayed)
+        return Opened(store, self.store_id, self.known_to, self._replayed)
 
     def receive(self) -> "Received":
         """A snapshot that arrives; it is installed by `install`."""

@@ -63,10 +63,11 @@ class Follower:
         end: int,
         durable: int,
         committed: int,
-        former: bool = False,
+        former_to: int | None = None,
     ) -> None:
-        """`start`, `end` and `durable` of its log; `committed`: what it knows to be; `former`: of a
-        history that an election has replaced, which accepted a loss.
+        """`start`, `end` and `durable` of its log; `committed`: what it knows to be; `former_to`: up
+        to where a history has taken effect here that an election has replaced, which accepted a
+        loss.
 
         Raises Refused for a record of a lower epoch than the log's last, or a log that this release
         does not read.
@@ -92,7 +93,7 @@ class Follower:
         """If it led, it would accept nothing."""
         self.asked_to_lead = False
         """The leader hands over."""
-        self._former = former
+        self._former_to = former_to
         self._start = start
         self._leaders_committed = committed
         self._heard_ms = 0
@@ -141,10 +142,10 @@ class Follower:
         """
         self._check_sender(greeting.epoch, greeting.leader)
         if isinstance(greeting, Welcome):
-            if not self._former or greeting.truncate_to >= self.committed:
+            if self._former_to is None or greeting.truncate_to >= self._former_to:
                 return None
             return NeedsSnapshot(greeting.epoch, greeting.leader, greeting.truncate_to)
-        if greeting.log_start <= self.committed and not self._former:
+        if greeting.log_start <= self.committed and self._former_to is None:
             raise Refused(
                 f"the log of {self.leader}, from {greeting.log_start} on, lacks what is committed"
                 f" here, up to {self.committed}: {EITHER_LOST}"

@@ -56,6 +56,11 @@ class ReplicaState(Protocol):
         ...
 
     @property
+    def known_to(self) -> int:
+        """Where the checkpoint here was made; the log may end before, as after a snapshot."""
+        ...
+
+    @property
     def unfit(self) -> str:
         """Why it cannot lead, whatever an operator says; empty: it can."""
         ...

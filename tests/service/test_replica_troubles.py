@@ -18,6 +18,7 @@ from tests.service.replica_group import (
     KIND,
     SEGMENT_BYTES,
     Group,
+    Lines,
     Member,
     moved,
     patient_hand_overs,
@@ -98,7 +99,33 @@ async def test_who_has_what_an_operator_gave_up_takes_a_snapshot_and_is_no_excep
         await until(lambda: leader.lines == [b"kept", b"new"])
         record = late.replica.leading.leader.record
         assert record.formers
-        assert not leader.replica.campaign.copy.is_former(record)
+        await until(lambda: leader.replica.campaign.copy.former_to(record) is None)
+
+
+async def test_who_has_a_snapshot_of_what_an_operator_gave_up_takes_another_one(running):
+    """Its log ends where both have all, and is not all that it has."""
+    async with running(3, lease_duration=LASTING_S, min_insync=1) as (group, _, leader):
+        late, other = others_of(group, leader)
+        await late.kill()
+        await fill_a_segment(group)
+        await until(lambda: other.lines == leader.lines)
+        await other.kill()
+        await leader.term.write(b"lost")
+        leader.forget()
+        arrived = Lines(late.directory, 0, late.disk)
+        snapshot = leader.replica.service.snapshot(older=False)
+        arrived.install(snapshot.read(), leader.replica.state.log.start_position)
+        arrived.close()
+        await leader.kill()
+        other.start()
+        await until(lambda: bool(other.reason))
+        await other.replica.operators.elect(confirmed=True)
+        await until(lambda: other.term is not None)
+        late.start()
+        await until(lambda: late.role[0] == "follower")
+        await other.term.write(b"new")
+        await until(lambda: late.lines[-1:] == [b"new"])
+        assert b"lost" not in late.lines
 
 
 async def test_a_snapshot_is_installed_to_its_end_whoever_leads_meanwhile(running):

@@ -145,6 +145,11 @@ class Standby:
         return self._position
 
     @property
+    def known_to(self) -> int:
+        """See ReplicaState."""
+        return self._position
+
+    @property
     def unfit(self) -> str:
         """See ReplicaState: what `promote` would raise."""
         end, position = self.log.end_position, self._position

@@ -66,13 +66,21 @@ class LogCopy:
                 await self.on_epoch(begins[-1].epoch)
                 self._told_epoch = begins[-1].epoch
 
-    def is_former(self, record: Record) -> bool:
-        """Whether the log is of a history that an election has replaced, which accepted a loss.
+    def former_to(self, record: Record) -> int | None:
+        """Up to where a history has taken effect here that an election has replaced, which accepted
+        a loss; None: what is here is of the group's.
 
-        Until it has nothing that the leader's has not, and takes the store id.  Raises Refused.
+        Until that has nothing that the leader's has not, and takes the store id.  Raises Refused.
         """
         self.check_history(record)
-        return bool(self.state.log.end_position) and self.state.store_id != record.store_id
+        if self.state.store_id == record.store_id or not self._holds_any:
+            return None
+        return max(self.committed, self.state.known_to)
+
+    @property
+    def _holds_any(self) -> bool:
+        """A log, or a snapshot of which none has come."""
+        return max(self.state.log.end_position, self.state.known_to) > 0
 
     async def take_store_id(self, record: Record) -> None:
         """The group's; another one where an operator accepted a loss.  Raises Refused."""
@@ -87,7 +95,7 @@ class LogCopy:
         """
         state = self.state
         known = state.store_id in (record.store_id, *record.formers)
-        if state.log.end_position and not known:
+        if self._holds_any and not known:
             raise Refused(
                 f"the log in {state.log.directory} is another one's (store {state.store_id:016x},"
                 f" the group's is {record.store_id:016x}): start with an empty directory"

@@ -91,8 +91,8 @@ class Streams:
 
     async def _begin(self, record: Record) -> None:
         copy, held = self._copy, self._copy.state.log
-        former = copy.is_former(record)
-        if not former:
+        former_to = copy.former_to(record)
+        if former_to is None:
             await copy.take_store_id(record)
         self._follower = follower = Follower(
             self._me,
@@ -102,7 +102,7 @@ class Streams:
             end=held.end_position,
             durable=held.durable_position,
             committed=copy.committed,
-            former=former,
+            former_to=former_to,
         )
         following = Following(
             follower,

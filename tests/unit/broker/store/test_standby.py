@@ -273,6 +273,7 @@ def test_a_snapshot_is_the_leaders_tables_as_soon_as_the_log_is_there() -> None:
     extend(standby, leader.log, start + 700)
     standby.apply(leader.committed)
     assert not standby.is_whole
+    assert standby.known_to > standby.log.end_position
     standby.checkpoint()
     assert standby.checkpoint_position == 0
     disk = disk.after_kill()

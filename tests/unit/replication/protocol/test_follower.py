@@ -89,11 +89,13 @@ def test_of_a_former_history_a_snapshot_takes_the_place_of_what_was_committed() 
     """What that accepted loss has given up, wherever the leader's log begins; and nothing later."""
     accepted = replace(RECORD, formers=(6,))
     log = {"start": 400, "end": END, "durable": END, "committed": 600}
-    former = Follower(B, accepted, Epochs([(3, 0)]), former=True, **log)
+    former = Follower(B, accepted, Epochs([(3, 0)]), former_to=600, **log)
     for greeting in (NeedsSnapshot(4, A, 0), Welcome(4, A, 592)):
         needed = former.needs_snapshot(greeting)
         assert needed is not None
         assert (needed.epoch, needed.leader) == (4, A)
+    ahead = Follower(B, accepted, Epochs([(3, 0)]), former_to=END + 8, **log)
+    assert ahead.needs_snapshot(Welcome(4, A, END)) is not None
     assert former.needs_snapshot(Welcome(4, A, 600)) is None
     assert former.welcome(Welcome(4, A, 600)) == 600
     later = Follower(B, accepted, Epochs([(3, 0)]), **log)

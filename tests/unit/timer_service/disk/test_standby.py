@@ -424,6 +424,7 @@ def test_who_has_a_snapshot_without_its_log_says_that_it_cannot_lead() -> None:
     arriving.install(world.log.start_position)
     arriving.close()
     assert f"its log ends at {world.log.start_position}" in standby.unfit
+    assert standby.known_to > standby.log.end_position
     with pytest.raises(Corrupt):
         standby.promote()
     while standby.log.end_position < world.log.written_position:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from duemq_server.replication.protocol.follower import StreamBroken
+from duemq_server.replication.protocol.record import Record, Refused
 from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.storage.replicas.replica_log import ReplicaLog
 from tests.crash.faulty_disk import FaultyDisk
@@ -39,4 +40,22 @@ async def test_a_snapshot_without_space_leaves_the_log_in_use() -> None:
     log.append(1, [b"x"])
     async with asyncio.timeout(30):
         await durable.wait()
+    await copy.end()
+
+
+async def test_a_snapshot_of_which_no_log_has_come_is_of_its_history() -> None:
+    """An operator gave up what it knows, although its log holds none of that."""
+    log = ReplicaLog.open("/data/log", FaultyDisk())
+    list(log.recover())
+    state = SimpleNamespace(log=log, epochs=(), committed=0, applied=0, store_id=7, known_to=0)
+    copy = LogCopy(state)  # type: ignore[arg-type]
+    elected = Record("g", 8, frozenset("ab"), frozenset(), formers=(7,))
+    others = Record("h", 9, frozenset("ab"), frozenset())
+    assert copy.former_to(elected) is copy.former_to(others) is None  # it has nothing
+    state.known_to = 800
+    assert copy.former_to(elected) == 800
+    with pytest.raises(Refused, match="is another one's"):
+        copy.former_to(others)
+    state.store_id = 8
+    assert copy.former_to(elected) is None
     await copy.end()
