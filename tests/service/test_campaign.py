@@ -231,6 +231,20 @@ async def test_without_space_for_the_groups_store_id_it_waits_for_some(
         await until(lambda: it.state.store_id == STORE_ID)
 
 
+async def test_who_has_a_snapshot_without_its_log_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was installed while an operator had it elected; it would end as soon as it led."""
+    store = OwnStore()
+    async with standing(monkeypatch, tmp_path, A, store) as it:
+        monkeypatch.setattr(it.state, "unfit", "its log ends before")
+        await until(lambda: it.campaign.reason == "its log ends before" or it.won.done())
+        assert not it.won.done()
+        assert store.changes == []
+        it.state.unfit = ""
+        await it.won
+
+
 class NoLog:
     """Nothing comes to it."""
 

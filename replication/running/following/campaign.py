@@ -256,8 +256,9 @@ class Campaign:
         if found is None:
             return None
         await self.streams.leave()
-        if self._state.log.disk_full:  # nor could it write that it leads
-            self.note("joining", DISK_FULL)
+        # With a full disk it could not write that it leads.
+        if unfit := DISK_FULL if self._state.log.disk_full else self._state.unfit:
+            self.note("joining", unfit)
             return None
         if self._election.decide(self._read_ms) is not Decision.STAND:
             return None  # something came meanwhile, and its leader serves by the answer to it
