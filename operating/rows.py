@@ -59,15 +59,16 @@ def for_people(row: dict[str, Any]) -> dict[str, Any]:
 def only_others_have(
     chosen: pb.ReplicaStatus, others: Iterable[tuple[Replica, pb.ReplicaStatus | DuemqError]]
 ) -> list[str]:
-    """What may lie on other replicas alone, in words, one each."""
+    """What may lie on other replicas alone, in words."""
     ours = chosen.log_epoch, chosen.log_end
     lost = []
     for each, answer in others:
         if isinstance(answer, DuemqError):
             lost.append(f"{each} does not answer: what only it has is lost")
-        elif answer.role == "leader":
+            continue
+        if answer.role == "leader":
             lost.append(f"{each} leads: what it acknowledges until it hears of this is lost")
-        elif (answer.log_epoch, answer.log_end) > ours:
+        if (answer.log_epoch, answer.log_end) > ours:
             lost.append(
                 f"{each} has {answer.log_end:,} bytes of log, to epoch {answer.log_epoch}, and"
                 f" {chosen.replica.name} {ours[1]:,}, to epoch {ours[0]}: what only {each} has is"

@@ -321,6 +321,15 @@ async def test_adopt_says_who_still_leads(group: Group) -> None:
     assert b.decided == [("adopt", False)]
 
 
+async def test_what_only_who_leads_has_is_lost_too(group: Group) -> None:
+    a, b = group.replicas["a"], group.replicas["b"]
+    a.log = b.log[0], b.log[1] + 8
+    for command in ("adopt", "elect"):
+        refused = await duemq(group, command, "g/b", "--yes")
+        assert "g/a leads: what it acknowledges" in refused.stderr
+        assert "what only g/a has is lost" in refused.stderr
+
+
 async def test_adopt_takes_who_does_not_answer_for_one_that_has_more(group: Group) -> None:
     b = group.replicas["b"]
     await group.register(a=NOBODY)
