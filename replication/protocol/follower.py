@@ -65,9 +65,10 @@ class Follower:
         committed: int,
         former_to: int | None = None,
     ) -> None:
-        """`start`, `end` and `durable` of its log; `committed`: what it knows to be; `former_to`: up
-        to where a history has taken effect here that an election has replaced, which accepted a
-        loss.
+        """`start`, `end` and `durable` of its log; `committed`: what it knows to be.
+
+        `former_to`: up to where a history has taken effect here that an election has replaced,
+        which accepted a loss.
 
         Raises Refused for a record of a lower epoch than the log's last, or a log that this release
         does not read.

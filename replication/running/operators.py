@@ -264,8 +264,9 @@ class Operators:
         try:
             await self._life.store.swap(found.version if found is not None else None, wanted)
         except Conflict as conflict:
-            # Its own: what stands between may have asked twice.
-            if conflict.found is None or conflict.found.record != wanted:
+            # Its own, or its takeover by that: what stands between may have asked twice.
+            epoch = conflict.found.record.epoch if conflict.found is not None else 0
+            if epoch - wanted.epoch not in (0, 1):
                 text = f"nothing was done, for the record changed meanwhile: {conflict}"
                 raise Unavailable(text) from conflict
         except StoreError as error:

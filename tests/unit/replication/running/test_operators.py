@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +29,8 @@ class Store:
         """`error`: what a swap raises."""
         self.record = record
         self.error = error
-        self.twice = False  # what stands between asks again, and answers by that
+        self.twice: Callable[[Record], Record] | None = None
+        """What stands between asks again, and answers by that; what is there by then."""
         self.asked: list[Record] = []
 
     async def read(self) -> Found | None:
@@ -37,8 +40,8 @@ class Store:
         self.asked.append(wanted)
         if self.error is not None:
             raise self.error
-        if self.twice:
-            raise Conflict(Found("v2", wanted))
+        if self.twice is not None:
+            raise Conflict(Found("v2", self.twice(wanted)))
         return "v2"
 
 
@@ -92,10 +95,24 @@ async def test_whether_it_was_done_is_told(error: Exception, told: str) -> None:
         await asked.adopt(confirmed=True)
 
 
+def led(wanted: Record) -> Record:
+    """It took over at once."""
+    known = {"address": "h:1", "last_epoch": 4, "min_insync": 1, "now_ms": 0}
+    return records.taken_over(wanted, A, **known)
+
+
+def by_another(wanted: Record) -> Record:
+    return replace(wanted, in_sync=frozenset({B}), epoch=wanted.epoch + 2)
+
+
 async def test_what_was_done_by_a_request_that_was_repeated_is_done() -> None:
-    store = Store(None)
-    store.twice = True
-    assert "history from now on" in await operators(store).adopt(confirmed=True)
+    store = Store(Record("g", 7, frozenset("ab"), frozenset({B}), 3, B))
+    for store.twice in (lambda wanted: wanted, led):
+        assert "history from now on" in await operators(store).adopt(confirmed=True)
+        assert "leads with 800 bytes" in await operators(store).elect(confirmed=True)
+    store.twice = by_another
+    with pytest.raises(Unavailable, match="nothing was done"):
+        await operators(store).adopt(confirmed=True)
 
 
 @pytest.mark.parametrize(
