@@ -36,7 +36,7 @@ FORMERS_MAX = 8
 LOG_VERSION = 1
 """The newest that this release reads."""
 LEAP_MIN = 1 << 31
-"""Takeovers that a log may have missed whose epochs an operator's decision leaves out."""
+"""More takeovers than a log can have missed: an operator's decision goes beyond their epochs."""
 
 
 class Refused(Exception):

@@ -257,8 +257,8 @@ class Campaign:
             return None
         await self.streams.leave()
         # With a full disk it could not write that it leads.
-        if unfit := DISK_FULL if self._state.log.disk_full else self._state.unfit:
-            self.note("joining", unfit)
+        if reason := DISK_FULL if self._state.log.disk_full else self._state.unfit:
+            self.note("joining", reason)
             return None
         if self._election.decide(self._read_ms) is not Decision.STAND:
             return None  # something came meanwhile, and its leader serves by the answer to it
