@@ -205,14 +205,14 @@ class ReplicatedWorld(World):
 
     def standby_pass_with_little_space(self, left_bytes: int) -> None:
         """What a pass leaves the log can take, unless it is a checkpoint's."""
-        disk, before = self.standby_disk, self.standby.checkpoint_position
+        disk, before = self.standby_disk, self.standby.known_to
         disk.capacity_bytes = disk.used_bytes() + left_bytes
         try:
             self.standby.apply(self._committed)
             self.standby.pass_now()
         except DiskFull:
             assert disk.free_bytes("/") >= left_bytes
-            assert self.standby.checkpoint_position == before
+            assert self.standby.known_to == before
         finally:
             disk.capacity_bytes = None
 
@@ -221,7 +221,7 @@ class ReplicatedWorld(World):
         self.standby.pass_now()
         if self.alone:
             return
-        assert self.standby.checkpoint_position == self.standby.applied == self._committed
+        assert self.standby.known_to == self.standby.applied == self._committed
 
     # -- what goes wrong
 

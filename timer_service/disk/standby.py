@@ -140,13 +140,8 @@ class Standby:
         return self._applied
 
     @property
-    def checkpoint_position(self) -> int:
-        """Where this replica's own last checkpoint was made."""
-        return self._position
-
-    @property
     def known_to(self) -> int:
-        """See ReplicaState."""
+        """Where the last checkpoint here was made; the log may end before (see the module)."""
         return self._position
 
     @property

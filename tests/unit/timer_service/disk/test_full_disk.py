@@ -327,7 +327,7 @@ def test_a_pass_without_space_is_tried_again_after_a_while() -> None:
         disk.capacity_bytes = None
         world._now_ms += 1_000
         standby.checkpoint()
-    assert standby.checkpoint_position == world.committed
+    assert standby.known_to == world.committed
 
 
 def test_a_pass_without_space_for_a_flush_saves_a_checkpoint_that_names_the_log() -> None:
@@ -344,7 +344,7 @@ def test_a_pass_without_space_for_a_flush_saves_a_checkpoint_that_names_the_log(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(disk, "open", full)
         standby.pass_now()
-    assert standby.checkpoint_position == world.committed
+    assert standby.known_to == world.committed
     assert not disk.listdir(f"{DATA}/segments")
     standby.drop_before(world.committed)
     assert standby.log.start_position == 0

@@ -73,23 +73,23 @@ def test_a_pass_waits_for_enough_log() -> None:
     limits = replace(SMALL, checkpoint_log_bytes=standby.log.end_position + 1)
     standby._limits = limits
     standby.apply(world.committed)
-    assert (standby.applied, standby.checkpoint_position) == (world.committed, 0)
+    assert (standby.applied, standby.known_to) == (world.committed, 0)
 
     standby._limits = replace(limits, checkpoint_log_bytes=standby.log.end_position)
     standby.apply(world.committed)
-    assert standby.checkpoint_position == world.committed
+    assert standby.known_to == world.committed
 
 
 @pytest.mark.parametrize("passed_ms", [SMALL.standby_interval_ms, -SMALL.standby_interval_ms])
 def test_a_pass_comes_after_a_while_whatever_the_clock_does(passed_ms: int) -> None:
     world = busy(9)
     world.standby.apply(world.committed)
-    assert world.standby.checkpoint_position == 0
+    assert world.standby.known_to == 0
 
     world._now_ms += passed_ms
     world.standby.checkpoint()
 
-    assert world.standby.checkpoint_position == world.committed
+    assert world.standby.known_to == world.committed
 
 
 def test_a_pass_takes_whole_entries_and_what_is_durable() -> None:
@@ -98,7 +98,7 @@ def test_a_pass_takes_whole_entries_and_what_is_durable() -> None:
     first = next(standby.log.entries(0))
     standby.apply(first.end + 8)
     standby.pass_now()
-    assert standby.checkpoint_position == first.end
+    assert standby.known_to == first.end
 
     standby.apply(1 << 40)
     assert standby.applied == standby.log.durable_position
@@ -464,7 +464,7 @@ def test_whenever_a_snapshot_is_interrupted_the_replica_gets_all_in_the_end() ->
         assert not disk.exists(f"{DATA}/arriving")
         if arriving is None:  # nothing had changed
             assert again.log.end_position == old
-        if not again.checkpoint_position:
+        if not again.known_to:
             arrived(again, data).install(start)
         follow_to_the_end(world, again)
     follow_to_the_end(world, standby)
@@ -535,7 +535,7 @@ def follow_to_the_end(world: ReplicatedWorld, standby: Standby) -> None:
         )
         standby.apply(world.committed)
         standby.pass_now()
-    assert standby.checkpoint_position == world.committed
+    assert standby.known_to == world.committed
     led = standby.promote().scheduler
     assert led.ledger == world.scheduler.ledger
     assert led.numbers.source(SOURCE).next_offset == len(world.broker.due_ms)  # type: ignore[union-attr]
