@@ -10,7 +10,7 @@ from __future__ import annotations
 from duemq_server.storage import recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.durable_mark import DurableMark
-from duemq_server.storage.log_parts.worn_file import WornFile
+from duemq_server.storage.log_parts.worn_file import PAGE_BYTES, WornFile
 from duemq_server.storage.segment import Segment, list_segments
 
 
@@ -54,4 +54,7 @@ def cut(directory: str, position: int, disk: Disk) -> list[str]:
 
 
 def _end_of(segment: Segment, disk: Disk) -> int:
-    return recovery.search(WornFile(disk.open(segment.path)), segment, segment.start).nonzero_end
+    worn = WornFile(disk.open(segment.path))
+    end = recovery.search(worn, segment, segment.start).nonzero_end
+    # What cannot be read may be the last entries: better too much is said to be lost.
+    return max([end, *(segment.start + page + PAGE_BYTES for page in worn.unread)])

@@ -6,6 +6,7 @@ import pytest
 
 from duemq_server.storage.__main__ import main
 from duemq_server.storage.disk import RealDisk
+from duemq_server.storage.durable_mark import FILE_NAME
 from duemq_server.storage.errors import CorruptLog
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.log_parts.worn_file import PAGE_BYTES
@@ -103,6 +104,18 @@ def test_a_log_is_cut_before_a_bad_sector() -> None:
     [aside] = cut(LOG, damaged, disk)
     assert [each for each, _, _ in bodies(disk)] == [each for each in positions if each < damaged]
     assert disk.exists(aside)
+
+
+def test_a_cut_of_what_cannot_be_read_is_known_for_a_loss_without_the_mark() -> None:
+    """A power failure may have left one that is too low."""
+    disk = FaultyDisk()
+    end = written(disk)[-1]
+    disk.wear_out(SEGMENT, 0)
+    disk.unlink(f"{LOG}/{FILE_NAME}")
+    assert cut(LOG, 0, disk) == []
+    log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
+    assert not list(log.recover(0))
+    assert log.was_durable_to > end
 
 
 def test_only_where_the_damage_begins() -> None:
