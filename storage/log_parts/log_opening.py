@@ -16,7 +16,7 @@ from contextlib import suppress
 from duemq_server.storage import recovery
 from duemq_server.storage.disk import Disk
 from duemq_server.storage.durable_mark import DurableMark
-from duemq_server.storage.errors import CorruptLog, DiskFull
+from duemq_server.storage.errors import DiskFull
 from duemq_server.storage.log_parts.log_reader import LogReader
 from duemq_server.storage.log_parts.worn_file import WornFile
 from duemq_server.storage.open_files import OpenFiles
@@ -91,19 +91,23 @@ class OpenedLog(LogReader):
                 if last:
                     self._end_recovery(segment, scan.stop, durable)
             except OSError as error:
-                if error.errno != errno.EIO:
+                lost = self._lost_at(segment, start) if error.errno == errno.EIO else None
+                if lost is None:
                     raise
-                raise self._unread(segment, start) from error
+                raise self._corrupt(lost, os.strerror(errno.EIO)) from error
             if not last and scan.stop.position != self._segments[index + 1].start:
                 self._end_early(index, scan.stop, durable)
                 return
 
-    def _unread(self, segment: Segment, start: int) -> CorruptLog:
-        """A sector is bad: where what begins that is lost with it."""
-        scan = recovery.Scan(WornFile(self._files.get(segment.path)), segment, start)
+    def _lost_at(self, segment: Segment, start: int) -> int | None:
+        """Where what begins that a bad sector has taken; None: all of it can be read by now."""
+        worn = WornFile(self._files.get(segment.path))
+        scan = recovery.Scan(worn, segment, start)
         for _ in scan:
             pass
-        return self._corrupt(scan.stop.position, os.strerror(errno.EIO))
+        if not worn.unread:
+            recovery.search(worn, segment, scan.stop.position)
+        return scan.stop.position if worn.unread else None
 
     def _end_early(self, index: int, stop: recovery.Stop, durable: int) -> None:
         """The entries end within a segment that is not the last."""

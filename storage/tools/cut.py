@@ -1,6 +1,6 @@
 """Ends a log at a position: an operator accepts the loss of what follows.
 
-Nothing is destroyed: the rest of the segment and all later segments stay beside
+Nothing is destroyed that can be read: the rest of the segment and all later segments stay beside
 the log as `<segment>.broken-<position>`.  The durable mark keeps saying how far the
 log went: at its next start the owner learns how much is gone.
 """

@@ -1,5 +1,7 @@
 """One damaged entry is given up; every other one stays where it is."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from duemq_server.storage.segment import path_of
 from duemq_server.storage.tools.check import check_log
 from duemq_server.storage.tools.cut import cut
 from duemq_server.storage.tools.set_aside import GAP, set_aside
-from tests.crash.faulty_disk import FaultyDisk
+from tests.crash.faulty_disk import FaultyDisk, FaultyFile
 
 LOG = "/log"
 SEGMENT = LOG + "/" + "0" * 20
@@ -104,6 +106,37 @@ def test_a_log_is_cut_before_a_bad_sector() -> None:
     [aside] = cut(LOG, damaged, disk)
     assert [each for each, _, _ in bodies(disk)] == [each for each in positions if each < damaged]
     assert disk.exists(aside)
+
+
+def test_a_start_names_no_position_where_all_can_be_read_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who cut the log there would lose what is whole."""
+    disk = FaultyDisk()
+    written(disk)
+    pread, failures = FaultyFile.pread, [OSError(errno.EIO, os.strerror(errno.EIO), SEGMENT)]
+
+    def once(self: FaultyFile, length: int, offset: int, nowait: bool = False) -> memoryview:
+        if failures and self.path == SEGMENT:
+            raise failures.pop()
+        return pread(self, length, offset, nowait)
+
+    monkeypatch.setattr(FaultyFile, "pread", once)
+    with pytest.raises(OSError, match=f"Input/output error: '{SEGMENT}'"):
+        bodies(disk)
+    assert len(bodies(disk)) == 10
+
+
+def test_a_bad_sector_behind_the_entries_has_the_position_of_their_end() -> None:
+    disk = FaultyDisk()
+    written(disk)
+    log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
+    *_, last = log.recover(0)
+    log.close()
+    disk.open(SEGMENT).pwritev([bytes(1 << 15)], last.end)
+    disk.wear_out(SEGMENT, 1 << 14)
+    with pytest.raises(CorruptLog, match=f"position {last.end}: Input/output error"):
+        bodies(disk)
 
 
 def test_a_cut_of_what_cannot_be_read_is_known_for_a_loss_without_the_mark() -> None:
