@@ -37,17 +37,13 @@ NOT_NEEDED = "Nothing is to be done: it is left out"
 """Remedy for a file of which damage counts for nothing."""
 
 
-def encode(payload: bytes) -> bytes:
-    """The file's bytes."""
-    return b"".join((_header([payload]), payload))
-
-
-def _header(parts: Sequence[bytes]) -> bytes:
+def encode(parts: Sequence[bytes]) -> list[bytes]:
+    """The file's bytes, in parts as the payload is."""
     covered = HEADER.pack(0, MAGIC, VERSION, sum(map(len, parts)))[4:]
     crc = google_crc32c.value(covered)
     for part in parts:
         crc = google_crc32c.extend(crc, part)
-    return crc.to_bytes(4, "little") + covered
+    return [crc.to_bytes(4, "little") + covered, *parts]
 
 
 def decode(data: bytes, path: str, remedy: str = REMEDY) -> bytes:
@@ -71,7 +67,7 @@ def save(path: str, payload: bytes, disk: Disk) -> None:
 
 def save_parts(path: str, parts: Sequence[bytes], disk: Disk) -> None:
     """As `save`, of a payload that is large: it is not copied."""
-    write_whole(path, [_header(parts), *parts], disk)
+    write_whole(path, encode(parts), disk)
     disk.fsync_dir(os.path.dirname(path) or ".")
 
 

@@ -105,7 +105,7 @@ ENCODED = {
     "frame_timed": timed_frame,
     "segment": segment,
     "consume_queue": lambda: consume_queue.encode(4096, 112, SIZES, TAGS, KEYS, STORE_MS),
-    "checkpoint": lambda: checkpoint.encode(b"the owner's state"),
+    "checkpoint": lambda: b"".join(checkpoint.encode([b"the owner's state"])),
     "key_run": lambda: b"".join(key_run.encode(41, 3, [KEY_ENTRIES])),
     "durable_mark": lambda: durable_mark.encode(123_456_789),
     "epoch_entry": epoch_entry,

@@ -60,7 +60,7 @@ def test_what_a_full_disk_cut_short_takes_no_space() -> None:
 
 
 def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
-    data = checkpoint.encode(b"state")
+    data = b"".join(checkpoint.encode([b"state"]))
     for at in range(len(data)):
         with pytest.raises(CorruptFile, match=r"/state, offset \d+: .*Restore the data directory"):
             checkpoint.decode(data[:at], PATH)
@@ -72,7 +72,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
 
 
 def test_a_newer_version_is_not_taken_for_damage() -> None:
-    data = bytearray(checkpoint.encode(b"state"))
+    data = bytearray(b"".join(checkpoint.encode([b"state"])))
     data[8] = 2
     data[:4] = google_crc32c.value(bytes(data[4:])).to_bytes(4, "little")
     with pytest.raises(UnknownVersion, match="version 2"):
