@@ -67,7 +67,11 @@ def _unread(path: str, error: Exception) -> Finding:
 def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
     """Every entry of a log, and its end."""
     segments = list_segments(directory, disk)
-    mark = durable_mark.DurableMark(directory, disk).load()
+    mark = 0
+    try:
+        mark = durable_mark.DurableMark(directory, disk).load()
+    except (StorageError, OSError) as error:
+        yield _unread(os.path.join(directory, durable_mark.FILE_NAME), error)
     behind = catching_up.is_set(directory, disk)
     if not segments:
         yield Finding(mark > 0, f"{directory}: no segment, durable up to {mark}")

@@ -115,8 +115,8 @@ def test_damage_is_found_and_located(data: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     "part",
-    ["commitlog/0", "checkpoint", "orders.7/0/0", ".keys"],
-    ids=["log", "state", "queue", "run"],
+    ["commitlog/0", "commitlog/durable", "checkpoint", "orders.7/0/0", ".keys"],
+    ids=["log", "mark", "state", "queue", "run"],
 )
 def test_what_cannot_be_read_is_damage_and_all_else_is_looked_at(
     data: Path,
