@@ -85,7 +85,8 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
             continue
         if file.unread:
             unread = f"{len(file.unread) * PAGE_BYTES} bytes, in whole pages, cannot be read"
-            yield Finding(True, f"{segment.path}, offset {min(file.unread)}: {unread}")
+            sound = f"sound up to position {stop.position}"
+            yield Finding(True, f"{segment.path}, offset {min(file.unread)}: {unread}; {sound}")
         where = f"{segment.path}, offset {stop.position - segment.start}"
         if successor is not None and stop.position != successor.start:
             yield Finding(True, f"{where}, position {stop.position}: {stop.reason}")
@@ -97,7 +98,7 @@ def check_log(directory: str, disk: Disk) -> Iterator[Finding]:
             )
         elif successor is None and stop.position < mark:
             yield Finding(True, f"{where}: the log ends here, but was durable up to {mark}")
-        elif tail.nonzero_end > stop.position:
+        elif tail.nonzero_end > stop.position and not file.unread:
             broken = tail.nonzero_end - stop.position
             yield Finding(False, f"{where}: torn tail of {broken} bytes, cut at the next start")
         yield Finding(False, f"{segment.path}: {entries} entries up to {stop.position}")

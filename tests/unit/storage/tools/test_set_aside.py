@@ -88,7 +88,8 @@ def test_what_lies_on_a_bad_sector_is_found_and_given_up_like_other_damage() -> 
     disk = FaultyDisk()
     positions, damaged = on_a_bad_sector(disk)
     told = [each.text for each in check_log(LOG, disk) if each.damage]
-    assert f"{SEGMENT}, offset {PAGE}: {PAGE_BYTES} bytes, in whole pages, cannot be read" in told
+    unread = f"{PAGE_BYTES} bytes, in whole pages, cannot be read; sound up to position {damaged}"
+    assert f"{SEGMENT}, offset {PAGE}: {unread}" in told
     assert any(f"position {damaged}:" in text for text in told)
     path, end = set_aside(LOG, damaged, disk)
     assert end == min(position for position in positions if position >= BEHIND_PAGE)
@@ -129,14 +130,18 @@ def test_a_start_names_no_position_where_all_can_be_read_by_now(
 
 def test_a_bad_sector_behind_the_entries_has_the_position_of_their_end() -> None:
     disk = FaultyDisk()
-    written(disk)
+    written(disk, kind=7)
     log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
     *_, last = log.recover(0)
     log.close()
-    disk.open(SEGMENT).pwritev([bytes(1 << 15)], last.end)
+    disk.open(SEGMENT).pwritev([b"\1" * (1 << 15)], last.end)
     disk.wear_out(SEGMENT, 1 << 14)
     with pytest.raises(CorruptLog, match=f"position {last.end}: Input/output error"):
         bodies(disk)
+    unread, *others = [each for each in check_log(LOG, disk) if "entries" not in each.text]
+    assert unread.damage
+    assert f"sound up to position {last.end}" in unread.text
+    assert not others  # a torn tail, say, that the next start cuts
 
 
 def test_a_cut_of_what_cannot_be_read_is_known_for_a_loss_without_the_mark() -> None:
