@@ -13,10 +13,12 @@ what it has replaced.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatch
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -106,8 +108,7 @@ class ParquetSpans:
         refused = [there.base.quarantine, *(batch.quarantine for batch in there.batches)]
         named = {*(file.path for file in there.files), *chain.from_iterable(refused)}
         for table in _TABLES:
-            hidden = (self._lake / table).glob("*/*/.*.parquet.*")
-            for path in [*hidden, *_finished(self._lake / table)]:
+            for path in _files_in(self._lake / table, "*.parquet", ".*.parquet.*"):
                 compacted = path.name.lstrip(".").startswith(_COMPACTED)
                 if not compacted and str(path.relative_to(self._lake)) not in named:
                     path.unlink(missing_ok=True)
@@ -117,7 +118,7 @@ class ParquetSpans:
         checkpoint = self._lake / CHECKPOINT
         if checkpoint.exists():
             return any_done(checkpoint)
-        return any(_finished(self._lake / table) for table in _TABLES)
+        return any(any(_files_in(self._lake / table, "[!.]*.parquet")) for table in _TABLES)
 
     def land(
         self,
@@ -145,13 +146,13 @@ class ParquetSpans:
         for _ in range(_SNAPSHOT_TRIES):
             base = self._base()
             try:
-                names = [name for name in self._commits.names() if name != _BASE]
-                batches = [Batch.of_json(self._commits.get(name)) for name in names]
-            except FileNotFoundError:  # a compaction has taken it up
+                # What the last compaction has taken up it may just be removing.
+                names = set(self._commits.names()) - {_BASE, *base.absorbed}
+                batches = [Batch.of_json(self._commits.get(name)) for name in sorted(names)]
+            except FileNotFoundError:  # a further compaction has taken it up
                 continue
             if self._base().compactions == base.compactions:
-                left = [batch for batch in batches if batch.key not in base.absorbed]
-                return Snapshot(base, tuple(left))
+                return Snapshot(base, tuple(batches))
         raise Unavailable(f"{self._lake}: compactions follow each other too fast", field="lake")
 
     def batches(self) -> list[Batch]:
@@ -233,9 +234,9 @@ class ParquetSpans:
 
     def _drop_uncommitted(self, number: int) -> None:
         """Files of a compaction that was killed before its commit, finished or not."""
-        for name in (f".{_COMPACTED}*", f"{_COMPACTED}-{number:010}-*.parquet"):
-            for path in (self._lake / "spans").glob(f"*/*/{name}"):
-                path.unlink(missing_ok=True)
+        killed = f".{_COMPACTED}*", f"{_COMPACTED}-{number:010}-*.parquet"
+        for path in _files_in(self._lake / "spans", *killed):
+            path.unlink(missing_ok=True)
 
     def _base(self) -> Base:
         try:
@@ -294,7 +295,7 @@ class ParquetSpans:
         """Files of this batch that an earlier attempt, cut into other tasks, has left."""
         now = {*(file.path for file in batch.files), *batch.quarantine}
         for table in _TABLES:
-            for path in (self._lake / table).glob(f"*/*/{batch.key}-*.parquet"):
+            for path in _files_in(self._lake / table, f"{batch.key}-*.parquet"):
                 if str(path.relative_to(self._lake)) not in now:
                     path.unlink(missing_ok=True)
 
@@ -351,8 +352,15 @@ def _batch_of(key: str, rows: Sequence[Mapping[str, Any]]) -> Batch:
     )
 
 
-def _finished(table: Path) -> list[Path]:
-    return list(table.glob("*/*/[!.]*.parquet"))
+def _files_in(table: Path, *patterns: str) -> Iterator[Path]:
+    """Of all hours, those of one of the patterns.
+
+    Not by `glob`, which raises where a compaction removes an empty hour meanwhile.
+    """
+    for folder, _, names in os.walk(table):
+        for name in names:
+            if any(fnmatch(name, pattern) for pattern in patterns):
+                yield Path(folder, name)
 
 
 def _query(key: str) -> str:

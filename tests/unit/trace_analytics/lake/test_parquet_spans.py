@@ -1,8 +1,10 @@
 """What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
 import json
+import os
 import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -159,3 +161,31 @@ def test_the_last_batch_of_a_lost_checkpoint_expires_too(tmp_path, checkpoint, l
     assert done.expired == 4 - len(left)
     assert [batch.key for batch in table.batches()] == left
     assert len(list(tmp_path.glob("spans/*/*/*.parquet"))) == len(left)
+
+
+def test_commits_that_a_compaction_is_removing_are_passed_over(tmp_path, monkeypatch):
+    """Of many, some are gone each time that they are looked at."""
+    table = ParquetSpans(tmp_path)
+    keys = [table.land(f"{query}-0", Messages(0)).key for query in ("old", "new")]
+    (tmp_path / "_checkpoint").mkdir()
+    (tmp_path / "_checkpoint/metadata").write_text(json.dumps({"id": "new"}))
+    table.compact(None, keys, None)
+    monkeypatch.setattr(table._commits, "names", lambda: ["base", *sorted(keys)])
+    assert [batch.key for batch in table.batches()] == ["new-0"]
+    assert table.totals()["spans"] == 2
+
+
+def test_a_landing_job_starts_while_a_compaction_removes_empty_hours(tmp_path, monkeypatch):
+    left = put(tmp_path, ".q-0000000003.parquet.5e")
+    empty = tmp_path / "spans/date=2026-01-01/hour=01"
+    empty.mkdir()
+    scandir = os.scandir
+
+    def just_removed(path):
+        if Path(path) == empty and empty.exists():
+            empty.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", just_removed)
+    ParquetSpans(tmp_path).drop_unfinished()
+    assert not left.exists()
