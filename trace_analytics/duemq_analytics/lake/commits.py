@@ -31,12 +31,16 @@ class Commits:
     def put(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a commit durably, in place of one of this name."""
         make_folder(self._folder)
-        temporary = self._folder / f".{name}.{os.getpid()}"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({"version": VERSION, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._folder / f"{name}{SUFFIX}")
+        temporary = self._folder / f".{name}.new"  # one name: what a kill leaves is written over
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump({"version": VERSION, **content}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._folder / f"{name}{SUFFIX}")
+        except BaseException:
+            temporary.unlink(missing_ok=True)  # the disk may be full, and a job tries again
+            raise
         sync(self._folder)
 
     def get(self, name: str) -> dict[str, Any]:

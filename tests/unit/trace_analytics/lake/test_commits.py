@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 
 import pytest
 
@@ -40,3 +42,19 @@ def test_one_job_at_a_time(tmp_path):
             pass
     with lock(tmp_path, "landing"):
         pass
+
+
+def test_a_commit_that_finds_a_full_disk_leaves_the_one_before_and_nothing_else(
+    tmp_path, monkeypatch
+):
+    commits = Commits(tmp_path)
+    commits.put("a", {"value": 1})
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        commits.put("a", {"value": 2})
+    assert commits.get("a")["value"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
