@@ -33,12 +33,26 @@ Traceback (most recent call last):
 duemq.errors.OffsetOutOfRange: offset 0 is gone
 """
 
+FULL = """[STREAM_FAILED] Query terminated with exception: Return Message: Traceback (most recent call last):
+  File "landing.py", line 1, in land
+    said(table.land(key))
+         ^^^^^^^^^^^^^^^
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "parquet_files.py", line 1, in finish
+OSError: [Errno 28] No space left on device
+ SQLSTATE: 39000
+=== Streaming Query ===
+"""  # noqa: E501
+
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (JAVA, "[FAILED_READ_FILE.NO_HINT] while reading file:/x. (java.io.IOException: could not"),
         (PYTHON, "offset 0 is gone"),
+        (FULL, "OSError: [Errno 28] No space left on device"),
+        (f"called o1.\n: x.SparkException: Lost task: {FULL}", "OSError: [Errno 28] No space left"),
         ("\n  Parquet magic bytes not found\nmore", "Parquet magic bytes not found"),
         ("called o1.\n: java.io.IOException: no\n\tat x", "java.io.IOException: no"),
         ("", "Spark failed"),
