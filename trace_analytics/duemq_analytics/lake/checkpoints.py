@@ -32,11 +32,14 @@ def drop_torn(checkpoint: Path) -> None:
 
     What was not planned or not done durably is planned or done again.  A checkpoint that does not
     say of which query it is counts as lost: a new one begins where the lake's commits end.
+    What Spark has begun to write goes, too: each kill or full disk may leave some for good.
     """
     metadata = checkpoint / "metadata"
     if metadata.exists() and _is_torn(metadata):
         shutil.rmtree(checkpoint)
         return
+    for begun in checkpoint.rglob(".*.tmp*"):
+        begun.unlink()
     for folder in ("offsets", "commits"):
         found = [path for path in (checkpoint / folder).glob("*") if path.name.isdecimal()]
         for path in sorted(found, key=lambda path: int(path.name))[-1:]:

@@ -99,6 +99,13 @@ def test_what_a_power_failure_has_left_empty_is_planned_or_done_again(tmp_path, 
     }
 
 
+def test_what_spark_had_begun_to_write_goes(tmp_path):
+    write(tmp_path, "metadata", "offsets/9", "offsets/.10.5e.tmp", ".metadata.5e.tmp")
+    drop_torn(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"metadata", ".metadata.crc", "offsets/9", "offsets/.9.crc"}
+
+
 @TORN
 def test_a_checkpoint_that_a_power_failure_has_left_without_its_query_is_lost(tmp_path, torn):
     """Before anything was landed, mostly; else a new query goes on where the commits end."""
