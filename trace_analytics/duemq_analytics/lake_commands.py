@@ -250,6 +250,7 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
     from duemq_analytics.lake import commits
     from duemq_analytics.lake.aggregates import Aggregates
     from duemq_analytics.lake.parquet_spans import ParquetSpans
+    from duemq_analytics.lake.span_table import Compacted
 
     lake = existing("lake", arguments.lake)
     keep_from = None if arguments.keep is None else kept_from(datetime.now(UTC), arguments.keep)
@@ -258,9 +259,13 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
         spans = ParquetSpans(lake)
         aggregates = Aggregates(lake, spans)
         progress = Progress(tasks_of(spark), quiet=arguments.json)
+        dropped = Compacted(0, 0, 0)
+        if keep_from is not None:
+            # A full disk lets nothing be counted or merged.  No minute that stays needs these.
+            dropped = spans.expire(aggregates.settled(), keep_from - KEEP_MIN)
         aggregates.update(spark, progress)
         with progress.step("compacting"):
-            done = spans.compact(spark, aggregates.settled(), keep_from)
+            done = dropped + spans.compact(spark, aggregates.settled(), keep_from)
             aggregates.compact(spark, keep_from)
         if arguments.json:
             print(json.dumps({"event": "compacted", "lake": str(lake), **asdict(done)}))

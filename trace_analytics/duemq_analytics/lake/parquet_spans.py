@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
@@ -193,10 +193,23 @@ class ParquetSpans:
             "undecodable": base.undecodable + sum(batch.undecodable for batch in batches),
         }
 
+    def expire(self, settled: Collection[str], keep_from: datetime) -> Compacted:
+        """See SpanTable."""
+        return self._taken_up(settled, keep_from, lambda files, number: (list(files), []))
+
     def compact(
         self, spark: SparkSession, settled: Collection[str], keep_from: datetime | None
     ) -> Compacted:
         """See SpanTable."""
+        return self._taken_up(settled, keep_from, partial(self._merged, spark))
+
+    def _taken_up(
+        self,
+        settled: Collection[str],
+        keep_from: datetime | None,
+        merge: Callable[[Sequence[File], int], tuple[list[File], list[str]]],
+    ) -> Compacted:
+        """`merge`: of the files that stay those to have, and those they replace."""
         base = self._cleaned(self._base())
         self._drop_uncommitted(base.compactions + 1)
         batches = self.batches()
@@ -208,7 +221,7 @@ class ParquetSpans:
         before = [*base.files, *(file for batch in taken for file in batch.files)]
         quarantine = [*base.quarantine, *(path for batch in taken for path in batch.quarantine)]
         kept = [file for file in before if not _expired(file.path, keep_from)]
-        after, replaced = self._merged(spark, kept, base.compactions + 1)
+        after, replaced = merge(kept, base.compactions + 1)
         expired = [file.path for file in before if _expired(file.path, keep_from)]
         expired += [path for path in quarantine if _expired(path, keep_from)]
         base = Base(

@@ -91,6 +91,11 @@ class Compacted:
     expired: int
     """Files that were older than what is kept."""
 
+    def __add__(self, then: Compacted) -> Compacted:
+        """Of both, one after the other."""
+        before = self.files_before - self.files_after + then.files_before
+        return Compacted(before, then.files_after, self.expired + then.expired)
+
 
 class SpanTable(Protocol):
     """Spans as they were landed, and what could not be decoded."""
@@ -116,6 +121,12 @@ class SpanTable(Protocol):
 
     def topic_ends(self) -> TopicEnds:
         """How far the trace topic, and earlier ones of its name, have been landed."""
+
+    def expire(self, settled: Collection[str], keep_from: datetime) -> Compacted:
+        """Drops hours of `settled` batches that end before `keep_from`, and merges nothing.
+
+        It needs next to no space.
+        """
 
     def compact(
         self, spark: SparkSession, settled: Collection[str], keep_from: datetime | None

@@ -1,5 +1,6 @@
 """What a lake's folder has after a job was killed; no Spark where there is nothing to merge."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,9 +13,13 @@ import pytest
 
 from duemq.errors import Corrupt
 from duemq.v1.trace_pb2 import SpanBatch
+from duemq_analytics import __main__ as command
+from duemq_analytics import lake_commands
+from duemq_analytics.lake.aggregates import Aggregates
 from duemq_analytics.lake.checkpoints import plan_of
 from duemq_analytics.lake.commits import Commits
 from duemq_analytics.lake.parquet_spans import ParquetSpans
+from duemq_analytics.lake.span_table import Compacted
 
 HOUR = "spans/date=2026-01-01/hour=00"
 
@@ -189,3 +194,25 @@ def test_a_landing_job_starts_while_a_compaction_removes_empty_hours(tmp_path, m
     monkeypatch.setattr(os, "scandir", just_removed)
     ParquetSpans(tmp_path).drop_unfinished()
     assert not left.exists()
+
+
+def test_on_a_full_disk_a_compaction_drops_what_is_old_before_it_needs_space(
+    tmp_path, monkeypatch, capsys
+):
+    table = ParquetSpans(tmp_path)
+    old, newest = (table.land(f"q-{i}", Messages(i)) for i in range(2))
+    counted = {"batches": [old.key], "whole": True, "counted": 1, "spans": 1, "newest_us": 0}
+    Commits(tmp_path / "_runs").put("0000000001", counted)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(Aggregates, "update", full)
+    monkeypatch.setattr(lake_commands, "with_spark", lambda name, scratch, run, said: run(Mock()))
+    assert command.main(["compact", "--lake", str(tmp_path), "--keep", "30d"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert ParquetSpans(tmp_path).files() == list(newest.files)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("spans/*/*/*")] == [
+        newest.files[0].path
+    ]
+
+
+def test_files_of_two_compactions_are_told_as_of_one():
+    assert Compacted(9, 4, 6) + Compacted(7, 3, 1) == Compacted(12, 3, 7)
