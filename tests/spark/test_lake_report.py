@@ -13,6 +13,7 @@ from duemq_analytics import lake_commands, lake_report, output
 from duemq_analytics.lake.aggregates import Aggregates
 from duemq_analytics.lake.commits import lock
 from duemq_analytics.lake.parquet_spans import ParquetSpans
+from duemq_analytics.lake.span_writer import MESSAGES_SCHEMA
 from tests.spark.test_aggregates import landed
 from tests.spark.test_jobs import T0_MS, process, send, span
 
@@ -95,6 +96,17 @@ def test_a_report_shows_the_time_and_topics_that_were_asked_for(spark, lake, tmp
     assert (only.spans, only.topics) == (1, ("later",))
     nothing = made(spark, lake, tmp_path, topics=["nowhere"])
     assert "No spans were found" in text_of(nothing)[0]
+
+
+def test_undecodable_messages_are_those_of_the_time_that_was_asked_for(spark, tmp_path):
+    times = [NOW - timedelta(hours=2), NOW]
+    rows = [("broker-0", 0, i, b"\xff", stored) for i, stored in enumerate(times)]
+    messages = spark.createDataFrame(rows, MESSAGES_SCHEMA)
+    ParquetSpans(tmp_path / "lake").land("q-0", messages)
+    since = timedelta(minutes=5)
+    found = [made(spark, tmp_path / "lake", tmp_path, since=each) for each in (None, since)]
+    assert [summary.undecodable for summary in found] == [2, 1]
+    assert "1 message of the trace topic could not be decoded" in text_of(found[1])[1]
 
 
 def test_a_clock_that_is_years_ahead_makes_no_suspects_and_squeezes_no_chart(spark, tmp_path):

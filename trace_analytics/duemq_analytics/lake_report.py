@@ -66,7 +66,8 @@ def write(
     aggregates = Aggregates(lake, spans)
     run = (aggregates.rebuild if recompute else aggregates.update)(spark, progress)
     newest_us = seen_until_us(run.newest_us, now)
-    wanted = _wanted(now - since if since is not None else None, topics)
+    begin = now - since if since is not None else None
+    wanted = _wanted(begin, topics)
     minutes = aggregates.minutes(spark).where(wanted).cache()
     try:
         with progress.step("merging minutes"):
@@ -87,7 +88,7 @@ def write(
         for measure, name in _PAGE_TABLES.items()
     }
     facts["topics"] = busiest(rows["operations"])
-    facts["undecodable"] = spans.totals()["undecodable"]
+    facts["undecodable"] = spans.undecodable(begin)
     with progress.step("finding the spans of slow messages"):
         around = spans.read_files(spark, files_of(spans.files(), chosen(examples)))
         content = Content(facts, rows, fine_s, examples, spans_of(around, examples), failed)

@@ -96,6 +96,15 @@ def merged(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered)
 
 
+def rows_of(path: Path) -> int:
+    """How many a file has; of one that somebody has deleted none."""
+    try:
+        rows: int = parquet.read_metadata(path).num_rows
+    except FileNotFoundError:
+        return 0
+    return rows
+
+
 def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     known = set(table.column_names)
     columns = [

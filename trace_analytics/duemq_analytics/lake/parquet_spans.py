@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from duemq.errors import Corrupt, Unavailable
 from duemq_analytics.lake.checkpoints import CHECKPOINT, any_done, query_of
 from duemq_analytics.lake.commits import Commits
-from duemq_analytics.lake.parquet_files import ParquetFile, merged
+from duemq_analytics.lake.parquet_files import ParquetFile, merged, rows_of
 from duemq_analytics.lake.span_table import (
     NOT_TOLD,
     Batch,
@@ -183,6 +183,12 @@ class ParquetSpans:
         there = self.snapshot()
         found = [there.base.topic_ends, *(batch.topic_ends for batch in there.batches)]
         return merged_topic_ends(found)
+
+    def undecodable(self, since: datetime | None) -> int:
+        """See SpanTable."""
+        there = self.snapshot()
+        paths = chain(there.base.quarantine, *(batch.quarantine for batch in there.batches))
+        return sum(rows_of(self._lake / path) for path in paths if not _expired(path, since))
 
     def totals(self) -> Mapping[str, int]:
         """See SpanTable."""

@@ -136,6 +136,12 @@ class SpanTable(Protocol):
         Safe beside a landing job.  A batch that is not settled is left as it is.
         """
 
+    def undecodable(self, since: datetime | None) -> int:
+        """Messages that are no spans and are still there: of hours that had not ended by `since`.
+
+        None: of all.
+        """
+
     def totals(self) -> Mapping[str, int]:
         """spans, undecodable: landed so far, what expired included."""
 

@@ -216,3 +216,15 @@ def test_on_a_full_disk_a_compaction_drops_what_is_old_before_it_needs_space(
 
 def test_files_of_two_compactions_are_told_as_of_one():
     assert Compacted(9, 4, 6) + Compacted(7, 3, 1) == Compacted(12, 3, 7)
+
+
+def test_undecodable_messages_are_those_of_the_time_that_are_still_there(tmp_path):
+    """Messages() are stored at 2026-01-01 00:00."""
+    table = ParquetSpans(tmp_path)
+    keys = [table.land(f"q-{i}", Messages(i, 10 + i, body=b"\xff")).key for i in range(3)]
+    first, second, after = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 1, 2))
+    assert [table.undecodable(since) for since in (None, first, second)] == [6, 6, 0]
+    (tmp_path / table.batches()[0].quarantine[0]).unlink()  # somebody has seen them
+    assert table.undecodable(first) == 4
+    table.compact(None, keys, after)  # but for the newest one, which may be landed again
+    assert table.undecodable(None) == 2
