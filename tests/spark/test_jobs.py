@@ -182,6 +182,13 @@ def test_members_that_get_everything_have_a_journey_each_and_nothing_repeated(sp
     assert (row["messages"], row["repeated"], row["max_ms"]) == (3, 1, 9)
 
 
+def test_any_number_of_calls_may_have_one_message_s_id(spark):
+    """Gathered, millions of them were more than Java had memory for."""
+    plan = journeys(frame(spark, send("m1", 0)))._jdf.queryExecution().toString()
+    assert "Window" in plan
+    assert "collect_list" not in plan
+
+
 def test_a_retry_s_due_time_is_not_the_message_s(spark):
     retried = {"attempt": 1, "due_ms": T0_MS + 10_050, "lateness_ms": 2}
     table = journeys(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from duemq_analytics.answers import definitions
@@ -24,51 +24,37 @@ def journeys(spans: DataFrame) -> DataFrame:
     message_id, topic, consumer_group · sent_ts, sent_ns, due_ms, first_ns (first call of the
     callback), processed_ms (its longest call), calls, retries, failed (whether a call failed).
 
-    One pass over the spans: grouped by message first, then by group within the message, which
-    needs no second exchange and no join.  `calls` above 1: the message came again.
+    One exchange, by message: calls are grouped, then a window brings what the send says to each
+    row.  Nothing of a message is gathered in memory: whoever sends chooses its id, and any number
+    of calls may have it.  `calls` above 1: the message came again.
     """
-    sent = F.col("operation") == "send"
-    called = F.struct(
-        "consumer_group",
-        definitions.member().alias("member"),
-        "start_ns",
-        "duration_ns",
-        F.col("attempt").alias("attempt"),
-        definitions.failed().alias("failed"),
-    )
-    messages = (
+    rows = (
         spans.where(F.col("message_id").isNotNull() & F.col("operation").isin("send", "process"))
-        .groupBy("message_id", "topic")
-        .agg(
-            F.min(F.when(sent, F.col("start_ts"))).alias("sent_ts"),
-            F.min(F.when(sent, F.col("start_ns"))).alias("sent_ns"),
-            F.max(definitions.own_due_ms()).alias("due_ms"),
-            F.collect_list(F.when(~sent, called)).alias("calls"),
-        )
-    )
-    return (
-        messages.where(F.col("sent_ns").isNotNull())
         .select(
-            "message_id", "topic", "sent_ts", "sent_ns", "due_ms", F.explode("calls").alias("call")
+            *("message_id", "topic", "consumer_group"),
+            *("start_ts", "start_ns", "duration_ns", "attempt"),
+            (F.col("operation") == "send").alias("sent"),
+            definitions.member().alias("member"),
+            definitions.own_due_ms().alias("due_ms"),
+            definitions.failed().alias("failed"),
         )
-        .groupBy(
-            "message_id",
-            "topic",
-            F.col("call.consumer_group").alias("consumer_group"),
-            F.col("call.member").alias("member"),
-        )
-        .agg(
-            F.min("sent_ts").alias("sent_ts"),
-            F.min("sent_ns").alias("sent_ns"),
-            F.max("due_ms").alias("due_ms"),
-            F.min("call.start_ns").alias("first_ns"),
-            (F.max("call.duration_ns") / _NS_PER_MS).alias("processed_ms"),
-            F.count(F.lit(1)).alias("calls"),
-            F.max("call.attempt").alias("retries"),
-            F.max("call.failed").alias("failed"),
-        )
-        .drop("member")
+        .repartition("message_id", "topic")
     )
+    sent, called = F.col("sent"), ~F.col("sent")
+    calls = rows.groupBy("message_id", "topic", "consumer_group", "member").agg(
+        F.min(F.when(sent, F.col("start_ts"))).alias("sent_ts"),
+        F.min(F.when(sent, F.col("start_ns"))).alias("sent_ns"),
+        F.max("due_ms").alias("due_ms"),
+        F.min(F.when(called, F.col("start_ns"))).alias("first_ns"),
+        (F.max(F.when(called, F.col("duration_ns"))) / _NS_PER_MS).alias("processed_ms"),
+        F.count_if(called).alias("calls"),
+        F.max(F.when(called, F.col("attempt"))).alias("retries"),
+        F.max(F.when(called, F.col("failed"))).alias("failed"),
+    )
+    message = Window.partitionBy("message_id", "topic")
+    whole = {"sent_ts": F.min("sent_ts"), "sent_ns": F.min("sent_ns"), "due_ms": F.max("due_ms")}
+    found = calls.withColumns({name: of.over(message) for name, of in whole.items()})
+    return found.where(F.col("sent_ns").isNotNull() & (F.col("calls") > 0)).drop("member")
 
 
 def end_to_end(journeys: DataFrame, lengths_s: Sequence[int] = (MINUTE_S,)) -> DataFrame:
