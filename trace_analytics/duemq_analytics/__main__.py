@@ -12,7 +12,6 @@ import argparse
 import json
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from duemq_analytics import (
     session,
     sink_bench,
     source_bench,
+    temporary,
 )
 from duemq_analytics.failures import cause, one_line
 from duemq_analytics.lake_commands import QUICK_SPANS_MAX
@@ -73,11 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         loading.over()
-        with (
-            _ended_by_sigterm(),
-            tempfile.TemporaryDirectory(prefix="duemq-spark-", ignore_cleanup_errors=True) as name,
-        ):
-            code: int = arguments.run(arguments, Path(name))
+        with _ended_by_sigterm(), temporary.folder() as folder:
+            code: int = arguments.run(arguments, folder)
             return code
     except InvalidArgument as error:
         return _failed(arguments, error, 2)

@@ -8,11 +8,10 @@ import subprocess
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from duemq.errors import Rejected
-from duemq_analytics import java_archive, session
+from duemq_analytics import java_archive, session, temporary
 from duemq_analytics.bench import message
 from duemq_analytics.lake_commands import with_spark
 from duemq_analytics.progress import Progress
@@ -47,8 +46,8 @@ def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
     if archive is None:
         raise Rejected("there is no folder to keep it in: set HOME or XDG_CACHE_HOME")
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".", dir=archive.parent) as folder:
-        made = Path(folder, archive.name)
+    with temporary.folder(archive.parent) as folder:
+        made = folder / archive.name
         _make(made, scratch, Progress(quiet=arguments.json))
         made.replace(archive)
     size = archive.stat().st_size
