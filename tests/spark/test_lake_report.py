@@ -16,6 +16,7 @@ from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_writer import MESSAGES_SCHEMA
 from tests.spark.test_aggregates import landed
 from tests.spark.test_jobs import T0_MS, process, send, span
+from tests.spark.test_report import drawn, many_topics
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
@@ -96,6 +97,15 @@ def test_a_report_shows_the_time_and_topics_that_were_asked_for(spark, lake, tmp
     assert (only.spans, only.topics) == (1, ("later",))
     nothing = made(spark, lake, tmp_path, topics=["nowhere"])
     assert "No spans were found" in text_of(nothing)[0]
+
+
+def test_of_many_topics_a_report_keeps_what_its_page_shows(spark, tmp_path, monkeypatch):
+    contents = drawn(lake_report, monkeypatch)
+    landed(tmp_path / "lake", "q-0", many_topics())
+    _, text = text_of(made(spark, tmp_path / "lake", tmp_path))
+    (content,) = contents
+    assert len(content.rows["operations"]) == 9 + sum(range(4, 10)) + 3  # sums, charts, table
+    assert "Those with the most errors; 42 more rows are left out." in text
 
 
 def test_undecodable_messages_are_those_of_the_time_that_was_asked_for(spark, tmp_path):

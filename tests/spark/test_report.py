@@ -12,6 +12,8 @@ from pyspark.sql import functions
 
 from duemq_analytics import __main__ as command
 from duemq_analytics import report
+from duemq_analytics.page import document as page
+from duemq_analytics.page import tables
 from duemq_analytics.progress import Progress
 from duemq_analytics.source import schema
 from tests.spark.test_jobs import T0_MS, frame, process, send, span
@@ -217,6 +219,39 @@ def test_clocks_that_are_wrong_by_years_squeeze_no_chart(spark):
         "charted": (sent, sent + timedelta(milliseconds=9)),
         "outside": 2,
     }
+
+
+def many_topics():
+    """Nine with a failing send a minute: the first one for a minute, the last one for nine."""
+    return [
+        send(f"{topic}-{minute}", minute * 60_000, topic=f"t{topic}", status="ERROR")
+        for topic in range(9)
+        for minute in range(topic + 1)
+    ]
+
+
+def drawn(module, monkeypatch):
+    """What the pages will be made of; tables have three rows."""
+    contents = []
+
+    def document(content, now):
+        contents.append(content)
+        return page.document(content, now)
+
+    monkeypatch.setattr(module, "document", document)
+    monkeypatch.setattr(tables, "ROWS_MAX", 3)
+    monkeypatch.setattr(report, "ROWS_MAX", 3)
+    return contents
+
+
+def test_of_many_topics_a_report_keeps_what_its_page_shows(spark, tmp_path, monkeypatch):
+    contents = drawn(report, monkeypatch)
+    landed = report.Landed(frame(spark, *many_topics()))
+    text = text_of(Path(report.write(landed, str(tmp_path), now=NOW).html).read_text())
+    (content,) = contents
+    assert len(content.rows["operations"]) == 9 + sum(range(4, 10)) + 3  # sums, charts, table
+    assert "Those with the most errors; 42 more rows are left out." in text
+    assert "3 more topics have no charts here" in text
 
 
 def test_a_message_of_the_end_is_a_suspect_once_more_was_read_than_it(spark, tmp_path):

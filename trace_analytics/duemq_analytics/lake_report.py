@@ -27,11 +27,14 @@ from duemq_analytics.progress import Progress
 from duemq_analytics.report import (
     Row,
     Summary,
+    Worst,
     bucket_s,
     busiest,
     facts_of,
     in_order,
     most_frequent,
+    of_all_time,
+    page_rows,
     seen_until_us,
     spans_of,
 )
@@ -43,6 +46,12 @@ _PAGE_TABLES = {
     "end_to_end": "end_to_end",
     "lateness": "lateness",
     "delivery": "delivery",
+}
+_P99 = f"curve_us[{CURVE.index(99)}]"
+_WORST = {
+    "operations": Worst("errors", "measure = 'duration' AND errors > 0"),
+    "end_to_end": Worst(_P99, "measure = 'end_to_end'"),
+    "lateness": Worst(_P99, "measure = 'lateness'"),
 }
 
 
@@ -74,8 +83,11 @@ def write(
             facts = _facts(minutes, now)
             fine_s = max(MINUTE_S, bucket_s(*facts["charted"])) if facts["spans"] else 0
             settled = measures.unreceived_settled(minutes, newest_us)
-            merged = measures.merged(settled, sorted({WHOLE_S, fine_s}))
-            found = [_shown(row) for row in merged.drop("sketch").toArrow().to_pylist()]
+            merged = measures.merged(settled, sorted({WHOLE_S, fine_s})).drop("sketch").cache()
+            spans_alone = merged.where(F.col("measure") == "duration")
+            facts["topics"] = busiest(of_all_time(spans_alone))
+            found, by_time = page_rows(merged, fine_s, facts["topics"], _WORST)
+            merged.unpersist()
             there = aggregates.examples(spark).where(wanted)
             examples = measures.picked(there, newest_us).toArrow().to_pylist()
             kinds = aggregates.errors(spark).where(wanted)
@@ -84,14 +96,14 @@ def write(
     finally:
         minutes.unpersist()
     rows = {
-        name: in_order([row for row in found if row["measure"] == measure])
+        name: in_order([_shown(row) for row in found if row["measure"] == measure])
         for measure, name in _PAGE_TABLES.items()
     }
-    facts["topics"] = busiest(rows["operations"])
     facts["undecodable"] = spans.undecodable(begin)
     with progress.step("finding the spans of slow messages"):
         around = spans.read_files(spark, files_of(spans.files(), chosen(examples)))
-        content = Content(facts, rows, fine_s, examples, spans_of(around, examples), failed)
+        theirs = spans_of(around, examples)
+        content = Content(facts, rows, fine_s, examples, theirs, failed, by_time)
     html = output.child(folder, "report.html")
     with progress.step("drawing"):
         output.write_text(spark, html, document(content, now))

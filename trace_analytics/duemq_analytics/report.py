@@ -11,10 +11,11 @@ report is about the same spans.  A repeated run overwrites these and touches not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -26,7 +27,7 @@ from duemq_analytics.answers.errors import errors
 from duemq_analytics.answers.lateness import lateness
 from duemq_analytics.answers.operations import operations
 from duemq_analytics.lake import measures
-from duemq_analytics.page.document import Content, document
+from duemq_analytics.page.document import CHARTED_TOPICS_MAX, Content, document
 from duemq_analytics.page.tables import ROWS_MAX
 from duemq_analytics.page.waterfalls import chosen
 from duemq_analytics.page.years import AHEAD, charted
@@ -44,6 +45,9 @@ POINTS_MAX = 90
 
 BUCKETS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 86_400)
 
+ORDER = ("topic", "operation", "stage", "consumer_group")
+"""Of rows of one time."""
+
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -58,6 +62,21 @@ class Summary:
     topics: tuple[str, ...]
     first: datetime | None
     last: datetime | None
+
+
+class Worst(NamedTuple):
+    """Which rows a page's table by time shows, in SQL."""
+
+    by: str
+    """The largest."""
+    among: str = "true"
+
+
+WORST = {
+    "operations": Worst("errors", "errors > 0"),
+    "end_to_end": Worst("p99_ms"),
+    "lateness": Worst("p99_ms"),
+}
 
 
 @dataclass(frozen=True)
@@ -112,12 +131,17 @@ def write(
         "end_to_end": end_to_end(journeys(spans), lengths),
         "lateness": lateness(spans, lengths),
     }
-    wanted = {WHOLE_S, fine_s, max(fine_s, MINUTE_S)}
-    rows = {}
+    rows: dict[str, list[Row]] = {}
+    by_time: dict[str, int] = {}
     for name, table in tables.items():
-        with progress.step(f"aggregating {name}"):
-            rows[name] = _save(table, output.child(folder, name), wanted)
-    facts["topics"] = busiest(rows["operations"])
+        with (
+            progress.step(f"aggregating {name}"),
+            _saved(table, output.child(folder, name)) as kept,
+        ):
+            if name == "operations":
+                facts["topics"] = busiest(of_all_time(kept))
+            shown, counted = page_rows(kept, fine_s, facts["topics"], {name: WORST[name]})
+            rows[name], by_time = in_order(shown), by_time | counted
     with progress.step("looking for kinds of error"):
         failed = most_frequent(errors(spans, [WHOLE_S]))
     with progress.step("looking for suspects and slow messages"):
@@ -126,7 +150,7 @@ def write(
         found = spans_of(spans, examples)
     html = output.child(folder, "report.html")
     with progress.step("drawing"):
-        content = Content(facts, rows, fine_s, examples, found, failed)
+        content = Content(facts, rows, fine_s, examples, found, failed, by_time)
         output.write_text(spans.sparkSession, html, document(content, now))
     return Summary(
         html,
@@ -183,23 +207,49 @@ def spans_of(spans: DataFrame, examples: Sequence[Row]) -> Mapping[str, Sequence
     return of_messages(own, looked_for.toArrow().to_pylist())
 
 
-def _save(table: DataFrame, folder: str, wanted: set[int]) -> list[Row]:
-    """Writes the minutes as Parquet; answers the rows of the lengths wanted, in order."""
+@contextmanager
+def _saved(table: DataFrame, folder: str) -> Iterator[DataFrame]:
+    """Writes the minutes as Parquet; the table is cached meanwhile."""
     table = table.cache()
     try:
         minutes = table.where(F.col("bucket_s") == MINUTE_S).drop("bucket_s", "curve")
         minutes.coalesce(1).write.mode("overwrite").parquet(folder)
-        rows: list[Row] = table.where(F.col("bucket_s").isin(list(wanted))).toArrow().to_pylist()
+        yield table
     finally:
         table.unpersist()
-    return in_order(rows)
+
+
+def of_all_time(table: DataFrame) -> list[Row]:
+    """The rows that are of no bucket."""
+    rows: list[Row] = table.where(F.col("bucket_s") == WHOLE_S).toArrow().to_pylist()
+    return rows
+
+
+def page_rows(
+    table: DataFrame, fine_s: int, topics: Sequence[str], worst: Mapping[str, Worst]
+) -> tuple[list[Row], Row]:
+    """What a page shows of a table, however many topics that has: sums of all of the time, the
+    buckets of charts, and of tables by time the rows that are shown.
+
+    Answers also how many rows these tables would have.  `topics`: the busiest first.
+    """
+    slots = table.where(F.col("bucket_s") == max(MINUTE_S, fine_s))
+    charted = F.col("topic").isin(list(topics[:CHARTED_TOPICS_MAX]))
+    drawn = (F.col("bucket_s") == fine_s) & charted
+    order = [name for name in ("bucket_ts", *ORDER) if name in table.columns]
+    rows = table.where((F.col("bucket_s") == WHOLE_S) | drawn)
+    for by, among in worst.values():
+        shown = slots.where(among).orderBy(F.expr(by).desc(), *order).limit(ROWS_MAX)
+        rows = rows.union(shown.where(~drawn))
+    found: list[Row] = rows.toArrow().to_pylist()
+    counted = slots.agg(*(F.expr(f"count_if({each.among})").alias(n) for n, each in worst.items()))
+    return found, counted.toArrow().to_pylist()[0]
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """By time, then by what they are of."""
-    keys = ("topic", "operation", "stage", "consumer_group")
     return sorted(
-        rows, key=lambda row: (row["bucket_ts"] or _NEVER, *(row.get(k) or "" for k in keys))
+        rows, key=lambda row: (row["bucket_ts"] or _NEVER, *(row.get(k) or "" for k in ORDER))
     )
 
 
@@ -214,16 +264,11 @@ def facts_of(table: DataFrame, time: str, spans: Column, now: datetime) -> Row:
 
 
 def busiest(rows: Sequence[Row]) -> list[str]:
-    """The topics, the one with the most messages first."""
+    """The topics, the one with the most messages first, of rows of all of the time."""
     messages: dict[str, int] = {}
-    for row in rows_of(rows, WHOLE_S):
+    for row in rows:
         messages[row["topic"]] = max(messages.get(row["topic"], 0), row["messages"])
     return sorted(messages, key=lambda topic: (-messages[topic], topic))
-
-
-def rows_of(rows: Sequence[Row], length_s: int) -> list[Row]:
-    """Those of buckets of this length."""
-    return [row for row in rows if row["bucket_s"] == length_s]
 
 
 def bucket_s(first: datetime, last: datetime) -> int:

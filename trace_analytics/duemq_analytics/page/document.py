@@ -50,6 +50,8 @@ class Content:
     """By message id, of the examples that get a waterfall."""
     errors: Sequence[Row] = ()
     """Kinds of error: topic, operation, consumer_group, error_type, errors, last_ts, message_id."""
+    by_time: Mapping[str, int] = field(default_factory=dict)
+    """How many rows the tables by time would have: `rows` need only have those that they show."""
 
 
 def document(content: Content, now: datetime) -> str:
@@ -63,14 +65,17 @@ def document(content: Content, now: datetime) -> str:
     if facts["spans"]:
         begin, end = facts["charted"]
         period = Period(begin, end, fine_s)
-        charts = {name: [*whole[name], *_of(table, fine_s)] for name, table in rows.items()}
+        charts = {
+            name: [row for row in (*whole[name], *_of(table, fine_s)) if row["topic"] in charted]
+            for name, table in rows.items()
+        }
         undrawn = not all(map(period.has, (*charts["end_to_end"], *charts["lateness"])))
         sections = [Section(topic, figures_of(topic, charts, period)) for topic in charted]
         slot_s = max(MINUTE_S, fine_s)
         slots = {name: _of(table, slot_s) for name, table in rows.items()}
         slot = Period(begin, end, slot_s).called
         kinds = messages.kinds_of_error(content.errors)
-        shown = [*tables.of_all_time(whole), kinds, *tables.by_time(slots, slot)]
+        shown = [*tables.of_all_time(whole), kinds, *tables.by_time(slots, slot, content.by_time)]
     totals = {name: sum(row[name] for row in whole["delivery"]) for name in ("unreceived", "twice")}
     return _template().render(
         facts=facts,

@@ -13,6 +13,9 @@ def test_the_worst_are_kept_in_the_order_of_time():
     assert begins == sorted(begins)
     assert table.said == "Those with the largest p99; 400 more rows are left out."
     assert table.folded
+    slots = {"operations": [], "end_to_end": rows, "lateness": []}
+    (_, table, _) = tables.by_time(slots, "1 min", {"end_to_end": 1_000})
+    assert table.said == "Those with the largest p99; 800 more rows are left out."
 
 
 def test_errors_by_time_are_those_that_happened():
