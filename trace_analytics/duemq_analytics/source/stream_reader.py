@@ -14,6 +14,7 @@ limit) and Trigger.AvailableNow.  What it does not give, and nothing here relies
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from duemq_analytics.source.duemq_source import RangeReader
 
 
+SILENCE_S = 0.5
+"""In silence: between two looks at the cluster.  Without a trigger Spark wants a hundred a second,
+and each connects to a nameserver and to all brokers of the topic."""
+
+
 class RangePartition(InputPartition):
     """What one task reads."""
 
@@ -53,6 +59,8 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader = reader
         self._target: list[QueueBounds] | None = None
         """What was there when a run with Trigger.AvailableNow began: it ends there."""
+        self._silent_at: float | None = None
+        """When the last look found nothing new, by the steady clock; None: it found something."""
 
     def initialOffset(self) -> Offsets:
         """Where a new query begins: option startingOffsets."""
@@ -70,8 +78,13 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """The end of the next micro-batch; `start` itself if there is nothing new."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        queues = self._target if self._target is not None else self._queues()
-        return stream_offsets.latest(start, queues, rows, self._settings)
+        if self._target is not None:
+            return stream_offsets.latest(start, self._target, rows, self._settings)
+        if self._silent_at is not None:
+            time.sleep(max(0.0, self._silent_at + SILENCE_S - time.monotonic()))
+        found = stream_offsets.latest(start, self._queues(), rows, self._settings)
+        self._silent_at = time.monotonic() if found == start else None
+        return found
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """One a queue, or more for a long range."""
