@@ -14,6 +14,7 @@ limit) and Trigger.AvailableNow.  What it does not give, and nothing here relies
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from duemq.errors import TopicNotFound
 from duemq_analytics.options import Options
 from duemq_analytics.source import plan, stream_offsets
 from duemq_analytics.source.client import QueueClient
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
     from duemq_analytics.source.duemq_source import RangeReader
 
+
+_logger = logging.getLogger(__name__)
 
 SILENCE_S = 0.5
 """In silence: between two looks at the cluster.  Without a trigger Spark wants a hundred a second,
@@ -73,7 +77,7 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fixes the end of this run."""
-        self._target = self._queues()
+        self._target = self._queues_left()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """The end of the next micro-batch; `start` itself if there is nothing new."""
@@ -82,13 +86,13 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return stream_offsets.latest(start, self._target, rows, self._settings)
         if self._silent_at is not None:
             time.sleep(max(0.0, self._silent_at + SILENCE_S - time.monotonic()))
-        found = stream_offsets.latest(start, self._queues(), rows, self._settings)
+        found = stream_offsets.latest(start, self._queues_left(), rows, self._settings)
         self._silent_at = time.monotonic() if found == start else None
         return found
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """One a queue, or more for a long range."""
-        ranges = stream_offsets.between(start, end, self._queues(), self._settings)
+        ranges = stream_offsets.between(start, end, self._queues_left(), self._settings)
         pieces = plan.partitions(ranges, self._settings.records_per_partition)
         return [RangePartition(piece) for piece in pieces]
 
@@ -101,6 +105,16 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing: connections last for a call only."""
+
+    def _queues_left(self) -> list[QueueBounds]:
+        """Of a stream that has begun: none where its topic was deleted, if that may be."""
+        try:
+            return self._queues()
+        except TopicNotFound as error:
+            if self._settings.fail_on_data_loss:
+                raise
+            _logger.warning("%s; it may be made anew", error.message)
+            return []
 
     def _queues(self) -> list[QueueBounds]:
         with QueueClient.of(self._settings) as client:

@@ -1,5 +1,7 @@
+import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from duemq.errors import TopicNotFound
 from duemq_analytics import options
 from duemq_analytics.source import stream_reader
 from duemq_analytics.source.plan import QueueBounds
@@ -37,3 +39,26 @@ def test_in_silence_a_cluster_is_asked_twice_a_second(monkeypatch):
         *(0.02 + SILENCE_S, 0.02 + 2 * SILENCE_S),
         0.02 + 2 * SILENCE_S + 0.01,
     ]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_stream_waits_for_a_topic_that_was_deleted_if_data_may_be_lost(monkeypatch, fail):
+    def queues(reader):
+        raise TopicNotFound("no topic")
+
+    monkeypatch.setattr(RangeStreamReader, "_queues", queues)
+    reader = RangeStreamReader(options.parse({"topic": "t", "failOnDataLoss": fail}), None)
+    with pytest.raises(TopicNotFound):  # it never was
+        reader.initialOffset()
+    begun = {"b": {"topic_id": 7, "queues": {"0": 3}}}
+    planned = {"b": {"topic_id": 7, "queues": {"0": 5}}}
+    for ask in (
+        lambda: reader.latestOffset(begun, ReadAllAvailable()) == begun,
+        lambda: reader.partitions(begun, planned) == [],
+        lambda: reader.prepareForTriggerAvailableNow() is None,
+    ):
+        if fail == "false":
+            assert ask()
+        else:
+            with pytest.raises(TopicNotFound):
+                ask()
