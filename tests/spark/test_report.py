@@ -1,5 +1,6 @@
 """The page and the tables, from spans made up here."""
 
+import errno
 import io
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,7 @@ from pyarrow import parquet
 from pyspark.sql import functions
 
 from duemq_analytics import __main__ as command
-from duemq_analytics import report
+from duemq_analytics import output, report
 from duemq_analytics.page import document as page
 from duemq_analytics.page import tables
 from duemq_analytics.progress import Progress
@@ -272,6 +273,22 @@ def test_page_and_tables_lie_in_one_place_whatever_it_is_called(spark, tmp_path,
     found = {path.name for path in (tmp_path / "deep/er").iterdir()}
     assert found == {"report.html", "operations", "end_to_end", "lateness"}
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(spark, tmp_path, monkeypatch):
+    page = tmp_path / "report.html"
+    output.write_text(spark, str(page), "before")
+
+    def full(path, content):
+        with path.open("wb") as file:
+            file.write(content[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        output.write_text(spark, str(page), "afterwards")
+    assert page.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_steps_are_said(spark, tmp_path):

@@ -7,6 +7,7 @@ for the tables, so that all of a report lies in one place.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,16 +28,26 @@ def child(folder: str, name: str) -> str:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Writes a file, in place of one that is there.  Raises Py4JJavaError."""
+    """Writes a file, in place of one that is there.  Raises Py4JJavaError, or locally OSError."""
     hadoop = spark._jvm.org.apache.hadoop.fs
     where = hadoop.Path(path)
     files = where.getFileSystem(spark._jsc.hadoopConfiguration())
-    files.setWriteChecksum(False)  # Locally it would be a further file, for a page that is copied.
+    if files.getScheme() == "file":
+        _write_local(Path(files.makeQualified(where).toUri().getPath()), text.encode())
+        return
+    stream = files.create(where, True)
     try:
-        stream = files.create(where, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
+        stream.write(bytearray(text.encode()))
     finally:
-        files.setWriteChecksum(True)
+        stream.close()
+
+
+def _write_local(path: Path, content: bytes) -> None:
+    """All of it or nothing: the one before stays where a disk is full."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.with_name(f".{path.name}.new")
+    try:
+        begun.write_bytes(content)
+        begun.replace(path)
+    finally:
+        begun.unlink(missing_ok=True)
