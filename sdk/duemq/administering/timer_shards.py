@@ -69,7 +69,7 @@ class TimerShards(Asking):
         lost = [each for each in owners if each.shard == shard and each.id not in {0, *alive}]
         refuse_missing(missing, "nothing was released", lost if dry_run else None)
         if not lost:
-            limit = "one whose timer service is gone: stop it first, and wait a minute"
+            limit = "one whose timer service is gone: stop it, and wait a minute"
             raise checks.wrong("shard", shard, limit)
         if not dry_run:
             await self._release(lost)
@@ -82,7 +82,7 @@ class TimerShards(Asking):
             await self._client.once(self._client.broker(broker).address, release, TIMEOUT_S)
 
     async def _forget_holder(self, name: str) -> None:
-        """No broker tells any more that it may hold timers.  Raises PartialAnswer."""
+        """No broker tells any more that it may hold timers, or PartialAnswer."""
         owners, missing = await self._owners()
         await self._release(each for each in owners if each.queue_id is None and each.name == name)
         refuse_missing(missing, "call again when all are there", owners)
