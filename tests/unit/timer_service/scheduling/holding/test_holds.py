@@ -188,6 +188,30 @@ def test_a_hold_that_is_made_again_keeps_what_is_parked(world: World) -> None:
     assert not world.scheduler.segments.parked()
 
 
+def test_what_is_parked_goes_though_more_than_a_tick_takes_waited_in_memory() -> None:
+    """It was taken for held until something else woke it, with the next connection, say."""
+    world = World(limits=replace(LIMITS, tick_rows_max=7))
+    world.set_away(set())
+    hold(world, "any", "a/")
+    schedule(world, "a/1", "a/2", wait=5)
+    pass_time(world, 10)
+    [room] = world.scheduler.dispatcher.due.turns()
+    job = world.scheduler.parking.begin([room], world.now_ms)
+    assert isinstance(job, Flush)
+    world.run(job)
+    schedule(world, *(f"a/of-{n}" for n in range(10)), wait=5)
+    pass_time(world, 10)
+    assert figures(world) == (0, 12, 12)
+
+    resume(world, "any", "a/")
+    assert not world.housekeep()  # before the first tick
+
+    pass_time(world, 100)
+    world.housekeep()
+    pass_time(world, 100)
+    assert figures(world) == (12, 0, 0)
+
+
 def test_what_was_dispatched_before_is_on_its_way(world: World) -> None:
     accept(world, [0])
     world.tick()
