@@ -59,7 +59,7 @@ class Dispatcher:
         self._fence = ""
         self._routes: Mapping[str, Queues] = {}
         self._routes_known = False
-        self._queues_went = False  # there may be lanes to queues that are gone
+        self._topics_went = False  # there may be lanes of topics that are gone
         self._next_queue: dict[str, dict[str, int]] = {}  # by topic and broker
         self._last_broker: dict[str, str] = {}  # that a topic's batch went to
         self._unanswered: dict[int, Counter[FireLane]] = {}  # batches by target
@@ -102,7 +102,7 @@ class Dispatcher:
             self._next_queue.pop(topic, None)
             self._last_broker.pop(topic, None)
         self._routes = routes
-        self._routes_known = self._queues_went = True
+        self._routes_known = self._topics_went = True
         self.wake()
 
     def queues(self, topic: str) -> Queues | None:
@@ -157,15 +157,18 @@ class Dispatcher:
             yield from peer.lanes.values()
 
     def spare_lanes(self, count: int) -> list[FireLane]:
-        """Up to so many of which all is answered, and whose queues are gone."""
-        if not self._queues_went:
-            return []
-        gone = [lane for lane in self.lanes() if not self._is_served(lane.id)]
-        self._queues_went = bool(gone)
-        return [lane for lane in gone if not lane.unacked][:count]
+        """Up to so many of which all is answered, and that their brokers have forgotten.
 
-    def _is_served(self, lane_id: LaneId) -> bool:
-        return lane_id.queue_id < self._routes.get(lane_id.topic, {}).get(lane_id.broker, 0)
+        A broker does with the topic: one that is there and serves others, while this has no route.
+        While it still knows the lane, an older release would not get beyond the broker's epoch.
+        """
+        if not self._topics_went:
+            return []
+        there = {name for queues in self._routes.values() for name in queues}
+        lanes = (lane for name in sorted(there) for lane in self.peer(name).lanes.values())
+        gone = [lane for lane in lanes if lane.id.topic not in self._routes]
+        self._topics_went = bool(gone)
+        return [lane for lane in gone if not lane.unacked][:count]
 
     def forget(self, lane_id: LaneId) -> None:
         """Nothing is known of a lane any more; all of it is answered."""

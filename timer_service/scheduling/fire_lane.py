@@ -29,8 +29,9 @@ and the next numbers those of other batches that a broker has stored, which woul
 repeats of them.  What was not answered before keeps its numbers, and goes first; if a start since
 the copy was made has begun an epoch there (FENCED_PRODUCER), it gets another one, too.
 
-A lane of which all is answered is forgotten once its queue is gone.  Should there be such a queue
-again, it begins anew, in a later epoch than any that was forgotten.
+A lane of which all is answered is forgotten once its broker has deleted the topic, and with it what
+it knew of the lane.  Should there be such a queue again, it begins anew, in a later epoch than any
+that was forgotten.
 """
 
 from __future__ import annotations

@@ -389,7 +389,7 @@ class Scheduler:
             self._undurable.append((end, each))
 
     def forget_gone(self) -> None:
-        """Lanes of queues that are gone, some at once, and counts of topics.
+        """Lanes of topics that are gone, some at once, and counts of those.
 
         Raises LogFull, DiskFull: ask again.
         """

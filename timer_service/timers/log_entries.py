@@ -43,7 +43,7 @@ EPOCH (kind 20): a lane starts over, under a new epoch (the broker forgot its se
 12    4    reserved    zeros
 16    n    broker, topic: as in DISPATCH.  Batches of the lane that are not answered
            keep their order and are renumbered from sequence 0.  Epoch 0: all is answered, its
-           queue is gone, and it is forgotten; older releases begin it anew with that, too.
+           broker has deleted the topic, and it is forgotten; older releases begin it anew with 0.
 
 SCHEDULE (kind 21): timers under keys of their owner; keyed_entry.py.
 

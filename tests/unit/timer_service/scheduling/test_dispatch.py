@@ -465,3 +465,19 @@ def test_what_is_stuck_is_told_by_one_look_at_the_lanes(monkeypatch: pytest.Monk
 
     assert found == {stuck.Stuck("t", "no"): 4}
     assert looks == [2]
+
+
+def test_a_lane_is_forgotten_only_where_its_broker_has_forgotten_it_too() -> None:
+    """A release that knows nothing of that begins it with epoch 0: FENCED_PRODUCER, for ever."""
+    dispatcher = dispatcher_with(home=2)
+    dispatcher.lane(LaneId("home", "t", 0)).restart(7)
+
+    def spare(**routes: dict[str, int]) -> list[FireLane]:
+        dispatcher.set_routes(routes)
+        return dispatcher.spare_lanes(9)
+
+    assert not spare(t={})  # it takes nothing just now
+    assert not spare(t={"other": 1}, u={"other": 1})  # it is away, and others serve the topic
+    assert not spare(u={"other": 1})
+    assert not spare()
+    assert [each.id.topic for each in spare(u={"home": 1})] == ["t"]
