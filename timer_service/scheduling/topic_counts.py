@@ -8,7 +8,8 @@ Counted a batch at a time: a frame, a dispatch, a list of cancels, a load.  What
 counted, too, for memory does not know their timers: so `check` compares the ledger with what is
 really held without reading the disk.  The first `TOPICS_MAX` topics are counted one by one, all
 others together, under no name.  Beyond `KEPT_MAX` those that are gone, and have nothing left here,
-are forgotten: what they came to counts with the others', and their places are free.
+are forgotten: what they came to counts with the others', and their places are free.  Not those that
+metrics tell apart, the first ones: the next would leave the others' figure, which must not fall.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from duemq.errors import InvariantError
 from duemq_server.timer_service.far.numbering import Numbering
+from duemq_server.timer_service.scheduling.topic_lateness import TOPICS_MAX as SHOWN_MAX
 from duemq_server.timer_service.timers.rows import Index, Rows
 
 if TYPE_CHECKING:
@@ -113,7 +115,8 @@ class TopicCounts:
         most = len(self._slot_of) - 1 - KEPT_MAX
         if most <= 0:
             return
-        idle = (name for name, each in self._ledgers.items() if name and not each.left)
+        later = itertools.islice(self._ledgers.items(), 1 + SHOWN_MAX, None)
+        idle = (name for name, each in later if not each.left)
         gone = list(itertools.islice((name for name in idle if not served(name)), most))
         for name in gone:
             self.forgotten = _sum(self.forgotten, self._ledgers.pop(name))

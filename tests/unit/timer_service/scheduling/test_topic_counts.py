@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from duemq_recurring.occurrences import Recurrence
 from duemq_recurring.schedule import Plan
 from duemq_server.storage import checkpoint
 from duemq_server.timer_service.disk import checkpoint_state
+from duemq_server.timer_service.edge.topic_metrics import TopicCollector
 from duemq_server.timer_service.far.numbering import Numbering
 from duemq_server.timer_service.scheduling import topic_counts
 from duemq_server.timer_service.scheduling.bulk import slices
@@ -21,6 +23,7 @@ from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.scheduling.keyed.changes import Rescheduling
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicCounts, TopicLedger
+from duemq_server.timer_service.scheduling.topic_lateness import TOPICS_MAX as SHOWN_MAX
 from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keyed import RESCHEDULED
@@ -195,6 +198,7 @@ def test_beyond_the_limit_topics_that_are_gone_are_forgotten(
     """Else topics that are made and deleted take the places of all that come later, for good."""
     monkeypatch.setattr(topic_counts, "TOPICS_MAX", 4)
     monkeypatch.setattr(topic_counts, "KEPT_MAX", 2)
+    monkeypatch.setattr(topic_counts, "SHOWN_MAX", 0)
     numbers = Numbering()
     topics = TopicCounts(numbers)
     targets = {
@@ -224,11 +228,33 @@ def test_beyond_the_limit_topics_that_are_gone_are_forgotten(
     assert len(set(topics.slots(np.array(list(targets.values()))).tolist())) == 5
 
 
+def test_what_metrics_say_of_topics_never_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later topic took the place of one that was forgotten, and left the others' figure."""
+    monkeypatch.setattr(topic_counts, "KEPT_MAX", SHOWN_MAX + 10)
+    world: Any = SimpleNamespace(topic_lateness=TopicLateness())
+    world.scheduler = SimpleNamespace(topics=TopicCounts(Numbering()))
+
+    def fired() -> dict[str, float]:
+        _, family, _ = TopicCollector(world).collect()
+        return {each.labels["topic"]: each.value for each in family.samples}
+
+    for number in range(SHOWN_MAX + 30):
+        ledger = world.scheduler.topics.of(f"topic-{number}")
+        ledger.accepted = ledger.fired = 1_000 + number
+    before = fired()
+    world.scheduler.topics.forget(lambda topic: False)
+
+    assert fired() == before
+    assert not world.scheduler.topics.counted(f"topic-{SHOWN_MAX + 19}")
+    assert world.scheduler.topics.counted(f"topic-{SHOWN_MAX + 20}")
+
+
 def test_one_that_may_be_among_the_others_is_counted_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topic_counts, "TOPICS_MAX", 1)
     monkeypatch.setattr(topic_counts, "KEPT_MAX", 0)
+    monkeypatch.setattr(topic_counts, "SHOWN_MAX", 0)
     topics = TopicCounts(Numbering())
     for name in ("a", "b"):
         topics.of(name).accepted += 1
@@ -247,6 +273,7 @@ def test_a_start_knows_nothing_of_a_topic_that_was_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topic_counts, "KEPT_MAX", 1)
+    monkeypatch.setattr(topic_counts, "SHOWN_MAX", 0)
     world = World()
     world.broker.accept([world.now_ms] * 3, 10, "keyed")
     world.broker.accept([world.now_ms, world.now_ms + DAY_MS], 10, "any")
