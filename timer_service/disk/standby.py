@@ -387,3 +387,4 @@ def _forget(made: Made, now_ms: int) -> None:
     scheduler.fires.expire(now_ms - scheduler.limits.tombstone_keep_ms)
     scheduler.keyed.expire(now_ms, scheduler.limits.tombstone_keep_ms)
     scheduler.bulk.expire(now_ms)
+    scheduler.topics.forget()

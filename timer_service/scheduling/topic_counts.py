@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 TOPICS_MAX = 4_096
 KEPT_MAX = 1_024  # if some of them are gone
+FOLLOWED_MAX = 3_072  # by a replica that follows: it does not know which are
 OTHERS = ""  # the name under which the rest is counted
 
 
@@ -110,14 +111,17 @@ class TopicCounts:
             self._slots[self._slots == 0] = -1
         return slot
 
-    def forget(self, served: Callable[[str], bool]) -> None:
-        """The oldest ones beyond `KEPT_MAX` of which nothing is left, and that are not served."""
-        most = len(self._slot_of) - 1 - KEPT_MAX
+    def forget(self, served: Callable[[str], bool] | None = None) -> None:
+        """The oldest ones beyond `KEPT_MAX` of which nothing is left, and that are not served.
+
+        None: it is not known which are.  Then any of which nothing is left, beyond `FOLLOWED_MAX`.
+        """
+        most = len(self._slot_of) - 1 - (KEPT_MAX if served else FOLLOWED_MAX)
         if most <= 0:
             return
         later = itertools.islice(self._ledgers.items(), 1 + SHOWN_MAX, None)
         idle = (name for name, each in later if not each.left)
-        gone = list(itertools.islice((name for name in idle if not served(name)), most))
+        gone = [name for name in idle if served is None or not served(name)][:most]
         for name in gone:
             self.forgotten = _sum(self.forgotten, self._ledgers.pop(name))
         free = [self._slot_of.pop(name) for name in gone]

@@ -15,10 +15,11 @@ from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.data_directory import load_checkpoint, open_directory
 from duemq_server.timer_service.disk.snapshots import snapshot
 from duemq_server.timer_service.disk.standby import Standby
+from duemq_server.timer_service.scheduling import topic_counts
 from duemq_server.timer_service.timers.limits import Limits
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.property.replicated_timer_world import ReplicatedWorld, arrived, snapshot_of
-from tests.property.timer_world import DATA, LIMITS, SOURCE, START_MS, World
+from tests.property.timer_world import DATA, LIMITS, SOURCE, START_MS, TOPICS, World
 
 HOUR_MS = 3_600_000
 SMALL = replace(LIMITS, log_segment_bytes=2 << 10)
@@ -134,6 +135,33 @@ def test_what_fired_in_time_is_not_remembered_as_late_by_a_pass() -> None:
     assert found is not None
     assert found.ledger.fired
     assert not found.fired_late
+
+
+def test_topics_that_come_and_go_do_not_fill_what_a_follower_tells_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a takeover all new ones were counted together, as long as one of these waited."""
+    monkeypatch.setattr(topic_counts, "TOPICS_MAX", 4)
+    monkeypatch.setattr(topic_counts, "FOLLOWED_MAX", 2)
+    monkeypatch.setattr(topic_counts, "SHOWN_MAX", 0)
+    world = ReplicatedWorld(1, SMALL)
+    for number in range(6):
+        monkeypatch.setitem(TOPICS, f"topic-{number}", -1)
+        world.set_topics([f"topic-{number}"])
+        world.broker.accept([world.now_ms] * 2, 10, f"topic-{number}")
+        world.ingest(1)
+        for _ in range(2):
+            world.tick()
+            world.sync()
+            world.send()
+        world.sync()
+        world.standby_checkpoint()
+    state = load_checkpoint(DATA, world.standby_disk)
+    assert state is not None
+
+    assert list(state.topics) == ["topic-4", "topic-5"]
+    accepted, fired, *rest = state.topics_forgotten
+    assert (accepted, fired, any(rest)) == (8, 8, False)
 
 
 def test_a_follower_appends_nothing() -> None:
