@@ -252,6 +252,8 @@ def test_another_event_loop_is_refused_at_once():
         ):
             with asyncio.Runner() as other, pytest.raises(Closed, match="another event loop"):
                 other.run(asyncio.wait_for(use(), 30))
+        with pytest.raises(Closed, match="another event loop"):
+            producer.submit("t", b"y")  # where none runs
         own.run(producer.send("t", b"z"))
         own.run(producer.close())
         own.run(cluster.stop())

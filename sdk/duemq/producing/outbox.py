@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from duemq.errors import Closed, DuemqError, InvalidArgument, TooLarge, TopicNotFound
+from duemq.errors import Closed, InvalidArgument, TooLarge, TopicNotFound
 from duemq.producing.batch import NO_LABELS, PLAIN, RECORD_BYTES, Batch, Begun, Labels, Way
 from duemq.producing.batch_encoding import BLOCK_MESSAGES, NO_EXTRAS, Extras
 from duemq.protocol.balance import queue_of_key
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 
-# A batch that could not be sent takes no messages beyond this age (of the wall clock), so that its
-# messages' deadlines are at most so much too early.  Nor once that clock was set back by as much.
+# Beyond this age (of the wall clock, either way) a batch takes no messages, so that their deadlines
+# are at most so much too early.
 BATCH_AGE_MS_MAX = 1_000
 BODY_BYTES_MAX = BATCH_BYTES_DEFAULT - 64 * KIB
 """Of a message, whatever the brokers allow: more does not fit a batch."""
@@ -72,8 +72,8 @@ class Outbox:
         wake_pump: Callable[[], object],
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep;
-        `check` raises Closed where nobody may add."""
+        """`wake_pump` is called, from any thread, when a batch begins and the pump is asleep, or a
+        call was interrupted; `check` raises Closed where nobody may add."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         """Accepted and not yet answered."""
@@ -86,7 +86,7 @@ class Outbox:
         self.arrivals: deque[Batch] = deque()
         """Begun since the last `take_arrivals`."""
         self._waiting_for_room: deque[Callable[[], None]] = deque()
-        self._closed: DuemqError | None = None
+        self._closed = ""  # or why it is
         self.begun = 0
         """Batches so far."""
         self.tracing = False
@@ -130,7 +130,7 @@ class Outbox:
                         or batch.size + size > self.frame_bytes
                         or len(batch.bodies) >= BLOCK_MESSAGES
                         or abs(now_ms - batch.begun_ms) > BATCH_AGE_MS_MAX
-                        or self._closed is not None
+                        or self._closed
                     ):
                         batch, wake = self._begin(target, way, now_ms)
                         target.growing[way] = batch
@@ -155,9 +155,13 @@ class Outbox:
                     raise
             if wake:
                 self._wake_pump()
-        except BaseException:
-            with self.lock:
-                self._interrupted(target, way)
+        except BaseException as error:
+            try:
+                with self.lock:
+                    self._interrupted(target, way)
+            finally:  # others may have added to a batch of which the pump was not told
+                if not isinstance(error, Closed):
+                    self._wake_pump()
             raise
         return batch, index
 
@@ -187,16 +191,20 @@ class Outbox:
                 self.used_bytes += batch.size
             if wake:
                 self._wake_pump()
-        except BaseException:
-            with self.lock:
-                self._interrupted(target, way)
+        except BaseException as error:
+            try:
+                with self.lock:
+                    self._interrupted(target, way)
+            finally:  # others may have added to a batch of which the pump was not told
+                if not isinstance(error, Closed):
+                    self._wake_pump()
             raise
         return batch
 
     def _interrupted(self, target: Target, way: Way) -> None:
-        """As a signal's handler raises, at any line: the next begins a batch and wakes the pump."""
+        """As a signal's handler raises, at any line: the next begins a batch."""
         self._asleep = True
-        if self._closed is None and (batch := target.growing.pop(way, None)) is not None:
+        if not self._closed and (batch := target.growing.pop(way, None)) is not None:
             batch.cut()
 
     def reserve(self, size: int) -> None:
@@ -208,7 +216,7 @@ class Outbox:
     def on_room(self, wake: Callable[[], None]) -> bool:
         """Has `wake` called when there is room, or the outbox closes; False: there is room."""
         with self.lock:
-            if not self.full or self._closed is not None:
+            if not self.full or self._closed:
                 return False
             self._waiting_for_room.append(wake)
             return True
@@ -241,28 +249,23 @@ class Outbox:
         for wake in woken:
             wake()
 
-    def close(self, error: DuemqError | None = None) -> None:
+    def close(self) -> None:
         """Accepts nothing more; who waits for room is woken."""
         with self.lock:
-            self._closed = error or Closed("the producer is closed")
+            self._closed = "the producer is closed"
             woken, self._waiting_for_room = self._waiting_for_room, deque()
         for wake in woken:
             wake()
 
     def orphan(self) -> None:
-        """After a fork, in the child: nobody empties it here.
-
-        The lock may be held by a thread that the child does not have.
-        """
+        """In a forked child nobody empties it, and who holds the lock may not be there."""
         self.lock = threading.Lock()  # guards what the lock it replaces did
-        self._closed = Closed(
-            "this producer belongs to the parent process: fork before the first client"
-        )
+        self._closed = "this producer belongs to the parent process: fork before the first client"
 
     def _check_open(self) -> None:
         self.check()
-        if self._closed is not None:
-            raise type(self._closed)(self._closed.message)
+        if self._closed:
+            raise Closed(self._closed)
 
     def _begin(self, target: Target, way: Way, now_ms: int) -> tuple[Batch, bool]:
         self._check_open()

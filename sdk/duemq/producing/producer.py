@@ -87,7 +87,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
 
         def check() -> None:
             # Elsewhere nothing would ever wake who waits.
-            if not blocking and asyncio.get_running_loop() is not loop:
+            if not blocking and asyncio._get_running_loop() is not loop:
                 raise Closed("the producer belongs to another event loop")
 
         self.outbox = Outbox(settings.buffer_bytes, settings.frame_bytes, wake_pump, check)

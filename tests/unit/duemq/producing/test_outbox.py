@@ -110,9 +110,48 @@ def test_a_pump_that_was_not_woken_for_a_ctrl_c_is_woken_again(target):
     outbox = Outbox(limit_bytes=10_000, frame_bytes=1_000, wake_pump=wake)
     with pytest.raises(KeyboardInterrupt):
         add(outbox, target)
-    later, _ = add(outbox, target)
     assert len(woken) == 2
+    later, _ = add(outbox, target)
+    assert len(woken) == 3
     assert outbox.take_arrivals()[-1] is later
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["a message", "a list"])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_others_added_meanwhile_waits_for_nobody(target, monkeypatch, alone, signals):
+    taken = []
+    left = [KeyboardInterrupt, SystemExit][:signals]
+
+    def wake():
+        if len(left) == signals:  # others' threads run before this one does
+            add(outbox, target, b"other")
+            raise left.pop()
+        taken.extend(outbox.take_arrivals())
+
+    def interrupted(*given):
+        if left:  # both signals came at once
+            raise left.pop()
+        after(*given)
+
+    outbox = Outbox(limit_bytes=10_000, frame_bytes=1_000, wake_pump=wake)
+    after = outbox._interrupted
+    monkeypatch.setattr(outbox, "_interrupted", interrupted)
+    given = (b"x", None, None, 0) if alone else ([b"x"], None, None, 0)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        (outbox.add if alone else outbox.add_list)(target, None, *given)
+    assert b"other" in [body for each in taken for body in each.bodies]
+
+
+def test_who_may_not_add_wakes_no_pump(target, pump):
+    def check():
+        raise Closed("the producer belongs to another event loop")
+
+    outbox = Outbox(10_000, 1_000, pump, check)
+    with pytest.raises(Closed):
+        add(outbox, target)
+    with pytest.raises(Closed):
+        outbox.add_list(target, None, [b"x"], None, None, now_ms=0)
+    assert not pump.woken
 
 
 def test_a_batch_ends_at_the_frame_size(outbox, target):
