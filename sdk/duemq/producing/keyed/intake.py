@@ -93,8 +93,8 @@ class KeyedIntake:
 
         way = topic, shard, queue, due.field, if_absent
         batch: KeyedBatch | None = None
+        outbox.reserve(size)
         try:
-            outbox.reserve(size)
             with calls.lock:
                 try:
                     call, begun = calls.gather(way, (topic, timer_key), now, begin)

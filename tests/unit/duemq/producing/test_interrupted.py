@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from duemq import producing
+from duemq.errors import Closed
 from duemq.message import Outgoing
 from duemq.producing.batch_encoding import Numbers
 from duemq.producing.intake import Intake
@@ -67,9 +68,9 @@ class Calls(TimerCalls):
 class Sends:
     """A producer up to what its event loop would see."""
 
-    def __init__(self):
+    def __init__(self, check=lambda: None):
         self.woken = 0
-        self.outbox = Outbox(SIZE, SIZE, self._wake)
+        self.outbox = Outbox(SIZE, SIZE, self._wake, check)
         self.calls = Calls()
         keyed = KeyedIntake(self.outbox, self.calls, SimpleNamespace(open_target=None), 30)
         self.intake = Intake(self.outbox, keyed)
@@ -149,3 +150,13 @@ def test_of_a_timer_shard_too(seen):
         if not was:
             break
     assert at > 20
+
+
+def test_who_may_not_add_gives_no_room_that_others_have_taken():
+    def check():
+        raise Closed("the producer belongs to another event loop")
+
+    sends = Sends(check)
+    with pytest.raises(Closed):
+        sends.send(Outgoing(b"first", delay="1h", timer_key="a"))
+    assert sends.outbox.used_bytes == 0
