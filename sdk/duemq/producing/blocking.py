@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
 from duemq.sent import Receipt
 from duemq.settings import Addresses, ProducerSettings
-from duemq.transport.loop_thread import Face, Hosted, as_in, blocking, refuse_inside
+from duemq.transport.loop_thread import Face, Hosted, as_in, blocking, refuse_inside, shut_gate
 
 T = TypeVar("T")
 
@@ -200,8 +199,7 @@ class Producer(Face):
         timeout_s = self._settings.send_timeout_s
         deadline = time.monotonic() + timeout_s
         while self._outbox.full:
-            gate = threading.Lock()  # guards nothing: released when there is room
-            gate.acquire()
+            gate = shut_gate()
             if not self._outbox.on_room(gate.release):
                 return  # or it is closed: whoever adds is told
             if not gate.acquire(timeout=max(0.0, deadline - time.monotonic())):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from duemq.errors import DuemqError, InvariantError, NotAllSent, Timeout
 from duemq.sent import PendingSend, Receipt
-from duemq.transport.loop_thread import refuse_inside
+from duemq.transport.loop_thread import refuse_inside, shut_gate
 
 if TYPE_CHECKING:
     from duemq.producing.batch import Batch
@@ -144,8 +144,7 @@ def _copied(error: DuemqError) -> DuemqError:
 def wait(batch: Batch, timeout_s: float | None) -> None:
     """Blocks until the batch is done.  Raises Timeout; RuntimeError in the event loop's thread."""
     refuse_inside()
-    gate = threading.Lock()  # guards nothing: released once by the event loop
-    gate.acquire()
+    gate = shut_gate()
     if batch.on_done(gate.release) and not gate.acquire(
         timeout=-1 if timeout_s is None else max(0.0, timeout_s)
     ):

@@ -8,7 +8,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
@@ -78,17 +78,24 @@ class LoopThread:
         return threading.get_ident() == self._thread.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs `coroutine` in the loop and waits for it.  Raises Closed if that ends meanwhile."""
+        """Runs it in the loop and waits for it.  Raises Closed if that ends meanwhile."""
         call: _Call[T] | None = None
-        if not (self.foreign or self.inside):
-            with LoopThread._lock:  # a call that came after the loop's end would wait for ever
-                # Not `is_alive`: where a signal's handler raises in there, a thread never is again.
-                if self._users and not self.loop.is_closed():
-                    call = _Call(coroutine, self.loop)
-        if call is None:
-            coroutine.close()
-            self.refuse()
-        return call.answer()
+        try:
+            if not (self.foreign or self.inside):
+                with LoopThread._lock:  # a call that came after the loop's end would wait for ever
+                    # Not `is_alive`: where a signal's handler raises there, it is False for ever.
+                    if self._users and not self.loop.is_closed():
+                        call = _Call()
+                        self.loop.call_soon_threadsafe(call.begin, coroutine)
+            if call is None:
+                coroutine.close()
+                self.refuse()
+            return call.answer()
+        except BaseException:
+            if call is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    self.loop.call_soon_threadsafe(call.cancel)
+            raise
 
     def refuse(self) -> NoReturn:
         """Raises what is wrong with a call from here."""
@@ -100,30 +107,29 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            for task in (tasks := asyncio.all_tasks(self.loop)):
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            # What gRPC still has to tell of the calls that just ended finds its loop open.
-            self.loop.run_until_complete(asyncio.sleep(LINGER_S))
-            asyncio.set_event_loop(None)
-            self.loop.close()
+        with closing(self.loop):  # whatever ends it: see `run`
+            try:
+                self.loop.run_forever()
+            finally:
+                for task in (tasks := asyncio.all_tasks(self.loop)):
+                    task.cancel()
+                self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+                # What gRPC still has to tell of the calls that just ended finds its loop open.
+                self.loop.run_until_complete(asyncio.sleep(LINGER_S))
+                asyncio.set_event_loop(None)
 
 
 class _Call(Generic[T]):
     """No Future: where a signal's handler raises in one, the loop may wait for its lock."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._gate = threading.Lock()  # guards nothing: released once by the loop
-        self._gate.acquire()
-        loop.call_soon_threadsafe(self._begin, coroutine)
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+        self._gate = shut_gate()
 
-    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._task = self._loop.create_task(coroutine)
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        """In the loop."""
+        self._task = asyncio.create_task(coroutine)
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[T]) -> None:
@@ -131,18 +137,26 @@ class _Call(Generic[T]):
             task.exception()  # heard of, also where the caller is gone
         self._gate.release()
 
+    def cancel(self) -> None:
+        """In the loop."""
+        if self._task is not None:
+            self._task.cancel()
+
     def answer(self) -> T:
         """Waits for it.  Raises Closed."""
-        try:
-            self._gate.acquire()
-        except BaseException:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(lambda: self._task.cancel())
-            raise
+        self._gate.acquire()
+        assert self._task is not None
         try:
             return self._task.result()
         except asyncio.CancelledError:
             raise Closed("the client was closed meanwhile") from None
+
+
+def shut_gate() -> threading.Lock:
+    """Where a thread waits until another releases it."""
+    gate = threading.Lock()  # guards nothing
+    gate.acquire()
+    return gate
 
 
 def refuse_inside() -> None:
@@ -182,7 +196,7 @@ class Hosted:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs `coroutine` in the loop and waits for it.  Raises Closed."""
+        """Runs it in the loop and waits for it.  Raises Closed."""
         thread = self._thread
         if thread is None or self.closed:
             coroutine.close()
@@ -273,8 +287,8 @@ def described_as(method: Callable[..., object]) -> Callable[[F], F]:
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # With a second event loop in the process, gRPC wakes both for one event; the loser of the race
-    # finds its pipe empty.  Harmless (grpc/grpc#25364), so not worth a traceback in the log.
+    # With a second event loop in the process, gRPC wakes both for one event, and one finds its pipe
+    # empty: harmless (grpc/grpc#25364).
     poller = "PollerCompletionQueue" in str(context.get("handle", ""))
     if poller and isinstance(context.get("exception"), BlockingIOError):
         return

@@ -16,8 +16,7 @@ except ImportError:
 # 32 MiB (the most that every glibc takes) now come from the heap, and 64 MiB of free heap stay.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _TOP_PAD = -3, -1, -2
 _MALLOPT = ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 64 << 20), (_TOP_PAD, 1 << 20))
-# A thread that is done waiting (for a sync, for an answer) must get the interpreter soon.
-# Default: 5 ms.
+# A thread that is done waiting must get the interpreter soon.  Default: 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 # Default: 700, 10, 10.  Receipts and received messages are made by the thousand and die soon;
 # looking at them so often takes a quarter of a consumer's time.

@@ -75,10 +75,10 @@ def test_a_finalizer_may_call_while_another_call_is_handed_over(monkeypatch) -> 
     async def answer() -> int:
         return 1
 
-    def collecting(coroutine, loop):
+    def collecting(*given):
         monkeypatch.setattr(loop_thread, "_Call", hand_over)
         answers.append(thread.run(answer()))
-        return hand_over(coroutine, loop)
+        return hand_over(*given)
 
     monkeypatch.setattr(loop_thread, "_Call", collecting)
 
@@ -172,3 +172,80 @@ def test_the_loop_waits_for_no_caller_that_was_interrupted() -> None:
         if through:
             break
     thread.release()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_whatever_line_a_signal_interrupts_nothing_of_the_call_goes_on() -> None:
+    thread = LoopThread.acquire()
+    files = {loop_thread.__file__, asyncio.base_events.__file__, asyncio.selector_events.__file__}
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def left() -> int:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        _, going_on = await asyncio.wait(others, timeout=5) if others else ((), ())
+        return len(going_on)
+
+    def interrupted(left: int) -> bool:
+        """Whether that many lines come before the wait; there it is, if not."""
+
+        def line(frame, event, _):
+            nonlocal left
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[:1]
+            left -= event == "line" and text not in (["with"], ["try:"])
+            if not left or frame.f_code.co_name == "answer":
+                raise KeyboardInterrupt
+            return line
+
+        before = sys.gettrace()
+        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)
+        try:
+            thread.run(forever())
+        except KeyboardInterrupt:
+            return not left
+        finally:
+            sys.settrace(before)
+        return False
+
+    for at in count(1):
+        before_the_wait = interrupted(at)
+        assert thread.run(left()) == 0, at
+        if not before_the_wait:
+            break
+    assert at > 5
+    thread.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_loop_that_ends_badly_leaves_nobody_waiting() -> None:
+    thread, running, dead, ended = LoopThread.acquire(), threading.Event(), threading.Event(), []
+
+    async def stays() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise SystemExit
+
+    async def ends() -> None:
+        raise SystemExit
+
+    def call(coroutine, when) -> None:
+        when.wait(30)
+        try:
+            thread.run(coroutine)
+        except (Closed, SystemExit) as error:
+            ended.append(type(error))
+
+    late = threading.Thread(target=call, args=(stays(), dead), daemon=True)
+    late.start()
+    now = threading.Event()
+    now.set()
+    threading.Thread(target=call, args=(stays(), now), daemon=True).start()
+    threading.Thread(target=call, args=(ends(), running), daemon=True).start()
+    thread._thread.join(30)
+    dead.set()
+    late.join(10)
+    LoopThread._shared = None
+    assert Closed in ended
