@@ -41,7 +41,7 @@ sizes = st.sampled_from([0, 1, 127, 128, 1_024]) | st.integers(0, 2**22)
 def batches(draw):
     queue, head = draw(st.integers(-1, 300)), draw(st.sampled_from([b"0" * 25, b"f" * 25]))
     made = Batch(draw(st.sampled_from(["orders", "refunds"])), (None, 0), {}, 1, head, 0)
-    made.fill([b""] * MESSAGES, None, 0)
+    made.bodies = [b""] * MESSAGES
     if draw(st.booleans()):
         made.failed(draw(st.sampled_from([Unavailable("gone"), TooLarge("much")])))
     else:

@@ -233,7 +233,7 @@ class Batch:
         due_value: int,
         begun: Sequence[Begun] = (),
     ) -> None:
-        """Takes a list of bodies over that share everything but what traces add."""
+        """All but `bodies`, of a list that shares everything but what traces add."""
         count = len(bodies)
         self.size = sum(map(len, bodies)) + RECORD_BYTES * count
         if extras is not None:
@@ -245,7 +245,6 @@ class Batch:
             self._add_begun(*each)
         if self.due_field:
             self.due_values = [due_value]
-        self.bodies = bodies  # last: without them nothing is sent
 
     def cut(self) -> None:
         """Only what has a body stays, without spans: a call that added more was interrupted."""

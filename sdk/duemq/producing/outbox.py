@@ -189,6 +189,7 @@ class Outbox:
                 target.growing.pop(way, None)
                 batch.fill(bodies, extras, due.value if due else 0, begun)
                 self.used_bytes += batch.size
+                batch.bodies = bodies  # last: without them nothing is sent
             if wake:
                 self._wake_pump()
         except BaseException as error:

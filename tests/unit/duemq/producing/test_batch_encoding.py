@@ -103,7 +103,8 @@ def test_the_bytes_of_a_record_with_all_fields_are_protobufs_own():
 
 def test_a_list_of_bodies_shares_its_options():
     growing = batch(DELAYS_MS)
-    growing.fill([b"a", b"bb"], extras_of("k", "t", None, None), 5_000)
+    growing.bodies = [b"a", b"bb"]
+    growing.fill(growing.bodies, extras_of("k", "t", None, None), 5_000)
     (sent,) = broker_pb2.SendRequest.FromString(growing.encode(-1, NUMBERS)).batches
     assert [record.key for record in sent.records.records] == ["k", "k"]
     assert list(sent.tag_hashes) == [crc32(b"t")] * 2

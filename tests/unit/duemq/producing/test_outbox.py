@@ -1,7 +1,7 @@
 import pytest
 
 from duemq.errors import Closed, InvalidArgument, TooLarge
-from duemq.producing.batch import RECORD_BYTES
+from duemq.producing.batch import RECORD_BYTES, Batch
 from duemq.producing.batch_encoding import BLOCK_MESSAGES
 from duemq.producing.outbox import (
     BATCH_AGE_MS_MAX,
@@ -140,6 +140,18 @@ def test_what_others_added_meanwhile_waits_for_nobody(target, monkeypatch, alone
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         (outbox.add if alone else outbox.add_list)(target, None, *given)
     assert b"other" in [body for each in taken for body in each.bodies]
+
+
+def test_of_an_interrupted_list_is_sent_what_is_counted(outbox, target, monkeypatch):
+    def filled(batch, *given):
+        fill(batch, *given)
+        raise KeyboardInterrupt
+
+    fill = Batch.fill
+    monkeypatch.setattr(Batch, "fill", filled)
+    with pytest.raises(KeyboardInterrupt):
+        outbox.add_list(target, None, [b"x"], None, None, now_ms=0)
+    assert outbox.used_bytes == sum(each.size for each in outbox.take_arrivals())
 
 
 def test_who_may_not_add_wakes_no_pump(target, pump):

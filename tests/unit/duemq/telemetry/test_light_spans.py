@@ -25,7 +25,7 @@ PARENT = SpanContext(7, 8, False, TraceFlags(1))
 
 def batch(due_ms=b"", error=None):
     made = Batch("orders", (None, 0), {}, 1, b"0" * 25, 0)
-    made.fill([b"x"] * 5, None, 0)
+    made.bodies = [b"x"] * 5
     if error is None:
         made.stored("broker-0", 1, 3, 100, 9, due_ms)
     else:
