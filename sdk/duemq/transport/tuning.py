@@ -37,7 +37,6 @@ def tune_process() -> None:
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*COLLECTION_THRESHOLDS)
-    # What was imported lives as long as the process: collections need not look at it.
     gc.collect()
     gc.freeze()
     try:

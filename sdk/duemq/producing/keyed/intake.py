@@ -112,7 +112,10 @@ class KeyedIntake:
                     batch.size += size
                 except BaseException:
                     if batch is not None:
-                        batch.cut()
+                        try:
+                            batch.cut()
+                        finally:  # another signal may have come
+                            batch.cut()
                     raise
             if begun:
                 calls.wake()

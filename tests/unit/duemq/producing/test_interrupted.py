@@ -13,6 +13,7 @@ from duemq.errors import Closed
 from duemq.message import Outgoing
 from duemq.producing.batch_encoding import Numbers
 from duemq.producing.intake import Intake
+from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
@@ -127,9 +128,19 @@ def test_the_messages_before_and_behind_it_are_sent_as_they_are(name, first):
     assert at > 20
 
 
+@pytest.mark.parametrize("signals", [1, 2])
 @pytest.mark.parametrize("seen", [True, False], ids=["behind it", "with it"])
-def test_of_a_timer_shard_too(seen):
+def test_of_a_timer_shard_too(seen, signals, monkeypatch):
+    left, cut = [], KeyedBatch.cut
+
+    def interrupted_too(batch):
+        if left:  # both signals came at once
+            raise left.pop()
+        cut(batch)
+
+    monkeypatch.setattr(KeyedBatch, "cut", interrupted_too)
     for at in count(1):
+        left[:] = [Interrupt] * (signals - 1)
         sends = Sends()
         sends.send(Outgoing(b"first", key="k0", delay="1h", timer_key="a"))
         calls = sends.calls.lanes.take() if seen else []
