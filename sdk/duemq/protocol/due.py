@@ -46,11 +46,6 @@ class Due(NamedTuple):
     field: int
     value: int
 
-    @property
-    def way(self) -> int:
-        """Only what has the same is in one batch: a broker refuses a level with all beside it."""
-        return self.value << 4 | self.field if self.field == DELAY_LEVELS else self.field
-
 
 def due_of(
     delay: float | timedelta | str | None,

@@ -12,7 +12,7 @@ from duemq.producing.outbox import (
     chunks_of,
 )
 from duemq.protocol.balance import queue_of_key
-from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, Due
+from duemq.protocol.due import DELAYS_MS, Due
 from duemq.protocol.message_ids import ID_CHARS
 from duemq.protocol.route import Queue
 
@@ -62,16 +62,6 @@ def test_queues_and_kinds_of_due_time_have_batches_of_their_own(outbox, target):
         add(outbox, target, queue=QUEUE, due=Due(DELAYS_MS, 5))[0],
     }
     assert len(batches) == 4
-
-
-def test_a_level_that_the_broker_may_not_have_fails_nothing_beside_it(outbox, target):
-    levels = 1, 19, 1, 19
-    batches = [add(outbox, target, due=Due(DELAY_LEVELS, level))[0] for level in levels]
-    assert batches == batches[:2] * 2
-    assert [each.due_values for each in batches[:2]] == [[1, 1], [19, 19]]
-    assert {each.due_field for each in batches} == {DELAY_LEVELS}
-    later = outbox.add_list(target, None, [b"x"], None, Due(DELAY_LEVELS, 1), now_ms=0)
-    assert add(outbox, target, due=Due(DELAY_LEVELS, 1))[0] not in (later, batches[0])
 
 
 @pytest.mark.parametrize("then", [0, 1, 64], ids="{} queues".format)
