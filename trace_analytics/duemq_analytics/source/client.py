@@ -87,7 +87,7 @@ class QueueClient(Closing):
         """The topic's queues on all brokers that serve it, with the offsets there now.
 
         Raises TopicNotFound, PartialAnswer when a broker is lost and does not come back in time
-        (see `plan.require_whole`), or Unavailable when no server answered in time.
+        (see `plan.require_whole`) or none is there, or Unavailable when no server answered in time.
         """
         topic = options.topic
         try:
@@ -174,7 +174,14 @@ class QueueClient(Closing):
         """A broker that is started anew is lost for a moment: PartialAnswer may be asked again."""
         routes = self._routes(options.topic)
         lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
-        require_whole(lost, options)
+        require_whole(lost, options, served=routes.route(options.topic) is not None)
+        if not routes.brokers:  # after a power failure a nameserver may be there first
+            raise PartialAnswer(
+                f"topic {options.topic!r} cannot be read: no broker is there",
+                missing=(),
+                field="topic",
+                value=options.topic,
+            )
         return routes
 
     def _routes(self, topic: str) -> RouteCache:

@@ -57,10 +57,11 @@ class QueueRange:
     """As in QueueBounds."""
 
 
-def require_whole(lost: Sequence[MissingBroker], options: Options) -> None:
+def require_whole(lost: Sequence[MissingBroker], options: Options, *, served: bool = True) -> None:
     """Raises PartialAnswer where a broker is lost: what it has of the topic is not there to read.
 
-    With `failOnDataLoss=false` only warns.
+    With `failOnDataLoss=false` only warns, if somebody serves the topic: else all who do may be
+    away, and nothing says that it was deleted.
     """
     if not lost:
         return
@@ -69,10 +70,10 @@ def require_whole(lost: Sequence[MissingBroker], options: Options) -> None:
         f"topic {options.topic!r} cannot be read whole: a broker is lost that may have messages of"
         f" it ({named})"
     )
-    if options.fail_on_data_loss:
+    if options.fail_on_data_loss or not served:
         raise PartialAnswer(
-            f"{message}; wait until it is back, give it up (duemq cluster forget), or read the"
-            " others' (failOnDataLoss=false)",
+            f"{message}; wait until it is back, or give it up (duemq cluster forget)"
+            + (", or read the others' (failOnDataLoss=false)" if served else ""),
             missing=lost,
             field="broker",
             value=", ".join(each.name for each in lost),

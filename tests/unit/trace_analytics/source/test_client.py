@@ -1,10 +1,14 @@
 import pytest
 
-from duemq.errors import Corrupt, OffsetOutOfRange
+from duemq.errors import Corrupt, OffsetOutOfRange, PartialAnswer, TopicNotFound
 from duemq.v1.broker_pb2 import QueueRecords
 from duemq.v1.message_pb2 import Record
+from duemq.v1.nameserver_pb2 import BrokerInstance, RouteUpdate
+from duemq_analytics.options import Options
 from duemq_analytics.source.client import QueueClient, runs
 from duemq_analytics.source.plan import QueueBounds, QueueRange
+
+THERE, AWAY = (BrokerInstance(name=name, address="h:1") for name in ("b0", "b1"))
 
 
 def answer(*found):
@@ -100,3 +104,20 @@ def test_where_a_log_has_lost_its_end_nothing_in_front_of_it_is_passed_over(monk
         )
         assert client.starts_since("t", [queue], since_ms=1) == {"b": {"1": 0}}
         assert client.starts_since("t", [queue], since_ms=2) == {"b": {"1": 4}}
+
+
+@pytest.mark.parametrize(
+    ("update", "error"),
+    [
+        (RouteUpdate(whole=True), PartialAnswer),
+        (RouteUpdate(whole=True, brokers=[THERE], lost_brokers=[AWAY]), PartialAnswer),
+        (RouteUpdate(whole=True, brokers=[THERE]), TopicNotFound),
+    ],
+)
+def test_a_topic_whose_brokers_may_all_be_away_is_not_taken_for_a_deleted_one(
+    monkeypatch, update, error
+):
+    with QueueClient(("127.0.0.1:1",), timeout_s=0) as client:
+        monkeypatch.setattr(client._client, "first", lambda *_: update)
+        with pytest.raises(error):
+            client.queues(Options("t", fail_on_data_loss=False))

@@ -78,6 +78,13 @@ def test_on_request_a_lost_broker_is_left_out_with_a_warning(caplog):
     assert "b2: it fell silent" in caplog.text
 
 
+def test_a_topic_that_nobody_serves_is_not_gone_while_a_broker_is_lost():
+    lenient = Options("t", fail_on_data_loss=False)
+    with pytest.raises(PartialAnswer, match=r"b2: it fell silent\); wait until.*forget\)$"):
+        require_whole([MissingBroker("b2", "it fell silent")], lenient, served=False)
+    require_whole([], lenient, served=False)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 1_000), st.integers(1, 1_000)), max_size=5),
     st.integers(1, 300),
