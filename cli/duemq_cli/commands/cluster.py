@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -15,9 +15,17 @@ from duemq.descriptions import (
     ReplicaDescription,
     TimerStats,
 )
+from duemq.errors import MissingBroker
 from duemq_cli.commands.offsets import dry_run_option
 from duemq_cli.exits import Exit
-from duemq_cli.session import Session, confirmed, pass_session, session_options, yes_option
+from duemq_cli.session import (
+    Session,
+    confirmed,
+    known,
+    pass_session,
+    session_options,
+    yes_option,
+)
 from duemq_cli.text import local_time
 
 
@@ -82,6 +90,7 @@ def forget(session: Session, /, name: str, timer: bool, dry_run: bool, yes: bool
       duemq cluster forget broker-2 --dry-run
       duemq cluster forget timer-1 --timer --yes
     """
+    brokers: Sequence[MissingBroker] = ()
     with session.admin() as admin:
         found = admin.forget(name, timer=timer, dry_run=True)
         _say_what_goes(session, found)
@@ -90,7 +99,8 @@ def forget(session: Session, /, name: str, timer: bool, dry_run: bool, yes: bool
                 return Exit.FAILED
             session.changes()
             # What it had is known before it is forgotten; of this only who did not answer is news.
-            found = dataclasses.replace(found, missing=admin.forget(name, timer=timer).missing)
+            done, brokers = known(lambda: admin.forget(name, timer=timer))
+            found = dataclasses.replace(found, missing=done.missing)
     if session.json:
         session.output.record(_forgotten_row(found, dry_run), "")
     else:
@@ -100,7 +110,10 @@ def forget(session: Session, /, name: str, timer: bool, dry_run: bool, yes: bool
             f"duemq: incomplete, no answer of nameserver {nameserver.address}:"
             f" {nameserver.error}; call again when it is there"
         )
-    return Exit.PARTIAL if found.missing else Exit.OK
+    if brokers:
+        session.output.missing(brokers)
+        session.output.note("duemq: nameservers know; call again when these brokers are there")
+    return Exit.PARTIAL if found.missing or brokers else Exit.OK
 
 
 def _say_what_goes(session: Session, found: Forgotten) -> None:

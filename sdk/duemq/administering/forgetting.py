@@ -30,24 +30,22 @@ class Forgetting(TimerShards):
     async def forget(self, name: str, *, timer: bool = False, dry_run: bool = False) -> Forgotten:
         """Gives up a broker, or a timer service, that is gone for good; what it had.
 
-        From now on no answer is partial for its sake, and ordering keys leave its queues.  One that
-        comes back is there again.  `dry_run` only answers.  Nameservers that did not answer are in
-        `missing`: they list it still, so call again.  Raises InvalidArgument while one of them
-        hears it, InstanceNotFound if none remembers it as lost, Unavailable; of a timer service
-        PartialAnswer, if a broker is away: call again.
+        No answer is partial for its sake then, and ordering keys leave its queues.  One that comes
+        back is there again.  `dry_run` only answers.  Nameservers in `missing` did not answer: call
+        again.  Raises InvalidArgument while one of them hears it, InstanceNotFound if none
+        remembers it as lost, Unavailable; of a timer service PartialAnswer, done but for brokers
+        that are away: call again.
         """
         # All are asked first: while one of them hears it, none forgets it.
         answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=True)
         if not dry_run:
             answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=False)
-            if timer:
-                await self._forget_holder(name)
             with suppress(Unavailable):  # it is done, whenever this client hears of it
                 await self._client.wait_for(
                     lambda routes: name not in _lost(routes, timer=timer), TIMEOUT_S
                 )
         newest = max(answers.values(), key=lambda each: (each.topics_known, each.lost_ms))
-        return Forgotten(
+        found = Forgotten(
             name,
             timer,
             newest.address,
@@ -56,6 +54,9 @@ class Forgetting(TimerShards):
             self._lost_topics(newest),
             tuple(NameserverDescription(at, str(failed[at])) for at in sorted(failed)),
         )
+        if timer and not dry_run:
+            await self._forget_holder(name, found)
+        return found
 
     def _lost_topics(
         self, answer: nameserver_pb2.ForgetResponse
@@ -72,7 +73,7 @@ class Forgetting(TimerShards):
     async def _ask_to_forget(
         self, name: str, *, timer: bool, dry_run: bool
     ) -> tuple[_Answers, Mapping[str, DuemqError]]:
-        """The answers, at least one, by nameserver; and who could not answer."""
+        """Answers, at least one, and failures, by nameserver."""
         request = nameserver_pb2.ForgetRequest(dry_run=dry_run)
         if timer:
             request.timer = name

@@ -105,7 +105,7 @@ class Schedules(AskingShards):
         return found
 
     async def _kept_by(self, shard: TimerShard, missing: list[MissingBroker]) -> list[Schedule]:
-        """Of a shard; what came, if it goes away meanwhile."""
+        """Of a shard; what came, if it goes away."""
         found: list[Schedule] = []
         request = schedule_pb2.ListSchedulesRequest(count=LISTED_AT_ONCE)
         while True:

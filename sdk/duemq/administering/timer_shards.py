@@ -1,6 +1,6 @@
 """Timer shards: who owns which queue of %TIMER%, and questions to all of them or one.
 
-A shard whose part is not in an answer is named, as brokers are in asking.py.
+Whose part is not in an answer is named, as brokers are in asking.py.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class TimerShards(Asking):
         """Gives up the timer service of a shard whose data directory is lost; what it owned.
 
         The next timer service of that shard takes its queues over, and it is refused for good.
-        What it held and had not delivered is lost; a few messages that it had taken over last may
-        come twice.  A successor keeps what it has.  `dry_run` only answers.  Raises InvalidArgument
-        if nobody owns the shard, or who does was seen within the last minute; Unavailable.
+        What it held is lost; a few messages that it had taken over last may come twice.  A
+        successor keeps what it has.  `dry_run` only answers.  Raises InvalidArgument if nobody owns
+        the shard, or who does was seen within the last minute; Unavailable.
         """
         owners, missing = await self._owners()
         alive = {each.store_id for each in self._client.routes.timers}
         lost = [each for each in owners if each.shard == shard and each.id not in {0, *alive}]
         refuse_missing(missing, "nothing was released", lost if dry_run else None)
         if not lost:
-            limit = "one whose timer service is gone: stop it, and wait a minute"
+            limit = "no owner of it is gone: stop it first, and wait a minute"
             raise checks.wrong("shard", shard, limit)
         if not dry_run:
             await self._release(lost)
@@ -81,11 +81,11 @@ class TimerShards(Asking):
             release = stubs.TimerAdminStub.ask("ReleaseTimerQueues", request)
             await self._client.once(self._client.broker(broker).address, release, TIMEOUT_S)
 
-    async def _forget_holder(self, name: str) -> None:
-        """No broker tells any more that it may hold timers, or PartialAnswer."""
+    async def _forget_holder(self, name: str, done: object) -> None:
+        """No broker tells any more that it may hold timers.  Raises PartialAnswer."""
         owners, missing = await self._owners()
         await self._release(each for each in owners if each.queue_id is None and each.name == name)
-        refuse_missing(missing, "call again when all are there", owners)
+        refuse_missing(missing, "nameservers know; call again", done)
 
     async def _missing_shards(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
         """Shards that nobody serves, though brokers accept delayed messages for them."""

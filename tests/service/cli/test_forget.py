@@ -80,6 +80,11 @@ async def test_a_lost_timer_service_is_given_up_alike(cluster: Cluster) -> None:
         partial = await run(cluster.nameserver, *forget)
         assert partial.exit_code == Exit.PARTIAL, partial.stderr
         assert "no answer of b1" in partial.stderr
+        assert "t0: is given up" in partial.stdout
+        assert "call again when these brokers are there" in partial.stderr
+        with pytest.raises(errors.PartialAnswer) as caught:
+            await admin.forget("t0", timer=True)
+        assert (caught.value.partial.name, caught.value.partial.missing) == ("t0", ())
         await admin.forget("b1")
         done = await run(cluster.nameserver, *forget)
         assert done.exit_code == Exit.OK, done.stderr
