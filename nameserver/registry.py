@@ -133,13 +133,13 @@ class Registry:
     def _note_store(self, report: Report) -> None:
         if not report.store_id:
             return
-        self._names[type(report), report.store_id] = report.name
-        if len(self._names) > 2 * INSTANCES_MAX:  # of stores that are gone
+        if len(self._names) >= 2 * INSTANCES_MAX:  # of stores that are gone
             self._names = {
                 (key.kind, one.report.store_id): key.name
                 for key, one in self._instances.items()
                 if one.report.store_id
             }
+        self._names[type(report), report.store_id] = report.name
         if isinstance(report, BrokerReport) and report.log_end:
             self._log_ends.pop(report.store_id, None)
             self._log_ends[report.store_id] = report.log_end

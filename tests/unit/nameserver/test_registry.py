@@ -336,6 +336,7 @@ def test_whose_stores_were_seen_is_bounded(registry, monkeypatch):
     monkeypatch.setattr(module, "INSTANCES_MAX", 2)
     for number in range(1, 50):  # a name whose disk is lost again and again
         assert registry.register(Version(number, 1), stored(number), 30_000 * number)
+        assert not registry.register(OLD, stored(number, "copy"), 30_000 * number)
         registry.expire(30_000 * (number + 1))
         assert registry.register(Version(number, 1), stored(0, "c"), 30_000 * (number + 1))
     assert len(registry._names) <= 2 * module.INSTANCES_MAX
