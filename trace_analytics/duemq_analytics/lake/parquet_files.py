@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
+from duemq.errors import Corrupt
 from duemq_analytics.lake.commits import make_folder, sync
 
 ROWS_PER_GROUP = 131_072
@@ -97,11 +98,13 @@ def merged(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def rows_of(path: Path) -> int:
-    """How many a file has; of one that somebody has deleted none."""
+    """How many a file has; of one that somebody has deleted none.  Raises Corrupt naming it."""
     try:
         rows: int = parquet.read_metadata(path).num_rows
     except FileNotFoundError:
         return 0
+    except pa.ArrowException as error:
+        raise Corrupt(f"{path}: {error}; remove it, or put it back", field="lake") from error
     return rows
 
 

@@ -226,5 +226,11 @@ def test_undecodable_messages_are_those_of_the_time_that_are_still_there(tmp_pat
     assert [table.undecodable(since) for since in (None, first, second)] == [6, 6, 0]
     (tmp_path / table.batches()[0].quarantine[0]).unlink()  # somebody has seen them
     assert table.undecodable(first) == 4
+    torn = tmp_path / table.batches()[1].quarantine[0]
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[:-1])
+    with pytest.raises(Corrupt, match=torn.name):
+        table.undecodable(first)
+    torn.write_bytes(whole)
     table.compact(None, keys, after)  # but for the newest one, which may be landed again
     assert table.undecodable(None) == 2
