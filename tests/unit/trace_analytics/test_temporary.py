@@ -1,3 +1,4 @@
+import errno
 import tempfile
 
 import pytest
@@ -47,4 +48,20 @@ def test_nothing_is_taken_for_a_folder_of_ours_that_is_somebody_else_s(tmp_path,
 def test_a_job_removes_what_a_killed_one_has_left(tmp_path, left, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert command.main(["report", "--lake", str(tmp_path), "--output", "x"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_files_cannot_be_locked_a_folder_is_one_that_nobody_else_removes(
+    tmp_path, monkeypatch
+):
+    """As of some network file systems, where a home may be."""
+
+    def no_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(temporary.fcntl, "flock", no_locks)
+    with temporary.folder(tmp_path) as living:
+        monkeypatch.undo()
+        with temporary.folder(tmp_path):
+            assert living.exists()
     assert list(tmp_path.iterdir()) == []
