@@ -255,6 +255,19 @@ def test_of_many_topics_a_report_keeps_what_its_page_shows(spark, tmp_path, monk
     assert "3 more topics have no charts here" in text
 
 
+def test_rows_without_a_topic_hide_no_others(spark):
+    minute = datetime.fromtimestamp(T0_MS // 60_000 * 60, UTC)
+    rows = [(60, minute, topic, errors) for topic, errors in ((None, 2), ("a", 1), ("b", 3))]
+    columns = "bucket_s int, bucket_ts timestamp, topic string, errors int"
+    table = spark.createDataFrame(rows, columns).coalesce(1)
+    worst = {"operations": report.Worst("errors")}
+    found, counted = report.page_rows(table, 60, [None], worst)
+    assert sorted(row["errors"] for row in found) == [1, 2, 3]
+    assert counted == {"operations": 3}
+    sums = [{"topic": topic, "messages": 1} for topic in ("a", None)]
+    assert report.busiest(sums) == [None, "a"]
+
+
 def test_a_message_of_the_end_is_a_suspect_once_more_was_read_than_it(spark, tmp_path):
     lost = as_read(frame(spark, send("lost", 0)))
     sent = datetime.fromtimestamp(T0_MS / 1_000, UTC)

@@ -234,7 +234,9 @@ def page_rows(
     Answers also how many rows these tables would have.  `topics`: the busiest first.
     """
     slots = table.where(F.col("bucket_s") == max(MINUTE_S, fine_s))
-    charted = F.col("topic").isin(list(topics[:CHARTED_TOPICS_MAX]))
+    # A span may have no topic: null is neither in a list nor not in it.
+    named = [topic or "" for topic in topics[:CHARTED_TOPICS_MAX]]
+    charted = F.coalesce("topic", F.lit("")).isin(named)
     drawn = (F.col("bucket_s") == fine_s) & charted
     order = [name for name in ("bucket_ts", *ORDER) if name in table.columns]
     rows = table.where((F.col("bucket_s") == WHOLE_S) | drawn)
@@ -268,7 +270,7 @@ def busiest(rows: Sequence[Row]) -> list[str]:
     messages: dict[str, int] = {}
     for row in rows:
         messages[row["topic"]] = max(messages.get(row["topic"], 0), row["messages"])
-    return sorted(messages, key=lambda topic: (-messages[topic], topic))
+    return sorted(messages, key=lambda topic: (-messages[topic], topic or ""))
 
 
 def bucket_s(first: datetime, last: datetime) -> int:
