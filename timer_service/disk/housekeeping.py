@@ -350,8 +350,10 @@ class Housekeeper:
         return not near.has_room(rows, int(limits.near_bytes_max * ROOM_MIN))
 
     def _make_room(self, due_ms: int, now_ms: int) -> None:
-        """Evicts the later half of what is near and due later than `due_ms`."""
+        """Frees what is gone; if that is too little, evicts the later half due after `due_ms`."""
         near = self._scheduler.near
+        if near.free_dropped() and not self._short_of_room():
+            return
         due = near.table.due_ms[near.on_wheel_ids()]
         later = due[due > max(due_ms, now_ms)]
         if len(later):

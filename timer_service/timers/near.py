@@ -207,11 +207,25 @@ class Near:
         pieces = self._pieces(evicted)
         self.pending -= len(evicted)
         self._release(evicted)
+        self._renew_wheel()
+        return pieces
+
+    def free_dropped(self) -> bool:
+        """Frees dropped rows on the wheel, which else stay until they were due; False: none is.
+
+        Costs a pass over the table, as `evict`, which does it too.
+        """
+        found = bool((self._state == DROPPED_WHEEL).any())
+        if found:
+            self._renew_wheel()
+        return found
+
+    def _renew_wheel(self) -> None:
+        """Only with pending rows."""
         self._release(np.flatnonzero(self._state == DROPPED_WHEEL).astype(np.int32))
         kept = self.on_wheel_ids()
         kept = kept.take(np.argsort(self._rows.offset[kept]))  # in a millisecond first in first out
-        self.wheel.replace(kept, due[kept])
-        return pieces
+        self.wheel.replace(kept, self._rows.due_ms[kept])
 
     def detach(self, ids: Ids) -> list[tuple[Rows, Blob]]:
         """Takes pending rows out that are not on the wheel, with their bodies."""

@@ -109,3 +109,26 @@ def test_a_checkpoint_takes_next_to_nothing_for_a_lane_that_is_idle() -> None:
 
     assert len(saved.state.lanes) == 1_000
     assert taken < 300 * 1_000
+
+
+def test_what_is_cancelled_makes_room_for_what_is_due_before() -> None:
+    """Its rows stay on the wheel until they were due, as long as nobody needs them."""
+    world = World()
+    rows = world.scheduler.limits.near_rows_max
+    world.broker.accept([START_MS + 5_000] * rows, 0, "any")
+    world.ingest(rows)
+    world.sync()
+    for offset in range(rows):
+        world.cancel(offset)
+    world.sync()
+    world.broker.accept([START_MS + 100], 0, "any")
+    world.ingest(1)
+    world.flush()
+    world.now_ms += 100
+    while world.housekeep():
+        pass
+    assert len(world.scheduler.near) == world.scheduler.ledger.pending == 1
+    world.tick()
+    world.sync()
+    world.send()
+    assert world.scheduler.ledger.fired == 1
