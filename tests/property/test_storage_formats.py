@@ -110,7 +110,8 @@ def test_consume_queue_entries_point_at_every_record(
 
 @given(st.binary(max_size=300), st.data())
 def test_a_checkpoint_notices_every_damage(payload: bytes, data: st.DataObject) -> None:
-    encoded = checkpoint.encode(payload)
+    cut = data.draw(st.integers(0, len(payload)))
+    encoded = b"".join(checkpoint.encode([payload[:cut], payload[cut:]]))
     assert checkpoint.decode(encoded, "state") == payload
     at = data.draw(st.integers(0, len(encoded) - 1))
     damaged = bytearray(encoded)

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from duemq.errors import InvalidArgument, Rejected
 from duemq_analytics import __main__ as command
@@ -293,6 +294,8 @@ def test_java_for_which_there_is_no_room_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "require_java", lambda: 17)
     monkeypatch.setattr(session.java_archive, "place", lambda _: None)
     monkeypatch.setattr(session.java_archive, "using", lambda _: ())
+    # Also where another test's Spark is there already.
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: subprocess.Popen(["java"]))
     with pytest.raises(BlockingIOError):
         session.start("t", tmp_path)
 
