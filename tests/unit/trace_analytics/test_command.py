@@ -261,11 +261,11 @@ def test_java_that_is_not_up_yet_ends_with_the_job(number, tmp_path):
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "spark-submit"
     # Of pyspark's: what becomes Java.
-    java.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid; kill -{number:d} $PPID; exec sleep 600\n")
+    java.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid; exec sleep 600\n")
     java.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-c", STARTING, "compact", "--lake", tmp_path / "lake"],
-        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+        env={**os.environ, "SPARK_HOME": str(tmp_path), "SIGNAL": str(int(number))},
         stderr=subprocess.DEVNULL,
         check=False,
     )
@@ -275,10 +275,21 @@ def test_java_that_is_not_up_yet_ends_with_the_job(number, tmp_path):
     assert done.returncode == 128 + number
 
 
+# The signal comes while pyspark waits for Java: while it forks, Python would lose it.
 STARTING = """
+import os
 import sys
+import time
+from pathlib import Path
 from duemq_analytics import __main__ as command, session
 
+def wait(_, nap=time.sleep):
+    pid = Path(os.environ["SPARK_HOME"], "pid")
+    while not (pid.exists() and pid.stat().st_size):
+        nap(0.01)
+    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+
+time.sleep = wait
 session.require_java = lambda: 17
 sys.exit(command.main())
 """
