@@ -132,8 +132,8 @@ class Follower:
         self._welcome = True
         return None
 
-    def needs_snapshot(self, greeting: Welcome | NeedsSnapshot) -> NeedsSnapshot | None:
-        """What is to be installed in this log's place; None: it goes on by the `welcome`.
+    def needs_snapshot(self, greeting: Welcome | NeedsSnapshot) -> bool:
+        """Whether one is to be installed in this log's place; else it goes on by the `welcome`.
 
         What is committed here lies before the log of a leader that has it, too, or it would go on
         with this one.  Raises Refused otherwise, StreamBroken.
@@ -143,15 +143,13 @@ class Follower:
         """
         self._check_sender(greeting.epoch, greeting.leader)
         if isinstance(greeting, Welcome):
-            if self._former_to is None or greeting.truncate_to >= self._former_to:
-                return None
-            return NeedsSnapshot(greeting.epoch, greeting.leader, greeting.truncate_to)
+            return self._former_to is not None and greeting.truncate_to < self._former_to
         if greeting.log_start <= self.committed and self._former_to is None:
             raise Refused(
                 f"the log of {self.leader}, from {greeting.log_start} on, lacks what is committed"
                 f" here, up to {self.committed}: {EITHER_LOST}"
             )
-        return greeting
+        return True
 
     def truncated(self, position: int) -> None:
         """The log ends there now, durably, as the welcome said."""

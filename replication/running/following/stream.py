@@ -63,19 +63,15 @@ class Following:
         self.followed = False
         """Something of what the leader sends was taken: else the next stream ends as soon."""
 
-    async def run(self, address: str, tls: Tls | None = None) -> NeedsSnapshot:
-        """Follows until that cannot go on.
-
-        Answers that a snapshot is needed first.  Raises StreamBroken, Refused, StorageError.
-        """
+    async def run(self, address: str, tls: Tls | None = None) -> None:
+        """Follows until a snapshot is needed.  Raises StreamBroken, Refused, StorageError."""
         answers: asyncio.Task[None] | None = None
         async with channel.connect(address, tls) as connection:
             call: Any = stubs.ReplicationStub(connection).Follow()
             try:
                 greeting = await self._greet(call)
-                needed = self._follower.needs_snapshot(greeting)
-                if needed is not None:
-                    return needed
+                if self._follower.needs_snapshot(greeting):
+                    return
                 assert isinstance(greeting, Welcome)
                 await self._compare(greeting)
                 truncate_to = self._follower.welcome(greeting)
@@ -86,7 +82,7 @@ class Following:
                 self._writing.on_durable = self._synced
                 self._synced(self._log.durable_position)
                 answers = asyncio.create_task(self._answer(call), name="answers to the leader")
-                return await self._take_while(call, answers)
+                await self._take_while(call, answers)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 raise StreamBroken(f"the leader at {address}: {_told(error)}") from error
             except (InvalidArgument, LogFull) as error:
@@ -100,14 +96,14 @@ class Following:
                     answers.cancel()
                     await asyncio.gather(answers, return_exceptions=True)
 
-    async def _take_while(self, call: Any, answers: asyncio.Task[None]) -> NeedsSnapshot:
+    async def _take_while(self, call: Any, answers: asyncio.Task[None]) -> None:
         """Takes what comes; raises what ends the answers, without which it is of no use."""
         taken = asyncio.create_task(self._take(call), name="what the leader sends")
         try:
             await asyncio.wait((taken, answers), return_when=asyncio.FIRST_COMPLETED)
             if answers.done():
                 answers.result()
-            return await taken
+            await taken
         finally:
             taken.cancel()
             await asyncio.gather(taken, return_exceptions=True)
@@ -148,7 +144,7 @@ class Following:
             raise StreamBroken("the leader ended the stream")
         return message
 
-    async def _take(self, call: Any) -> NeedsSnapshot:
+    async def _take(self, call: Any) -> None:
         follower = self._follower
         while True:
             chunk = wire.chunk(await self._read(call))

@@ -78,7 +78,7 @@ def test_it_never_goes_below_what_is_committed() -> None:
 
 def test_a_snapshot_takes_the_place_of_nothing_that_its_leader_lacks() -> None:
     follower = following(welcomed=False)
-    follower.needs_snapshot(NeedsSnapshot(4, A, 608))
+    assert follower.needs_snapshot(NeedsSnapshot(4, A, 608))
     with pytest.raises(Refused, match="from 600 on, lacks what is committed here, up to 600"):
         follower.needs_snapshot(NeedsSnapshot(4, A, 600))
     with pytest.raises(StreamBroken, match="not what the record says"):
@@ -91,17 +91,15 @@ def test_of_a_former_history_a_snapshot_takes_the_place_of_what_was_committed() 
     log = {"start": 400, "end": END, "durable": END, "committed": 600}
     former = Follower(B, accepted, Epochs([(3, 0)]), former_to=600, **log)
     for greeting in (NeedsSnapshot(4, A, 0), Welcome(4, A, 592)):
-        needed = former.needs_snapshot(greeting)
-        assert needed is not None
-        assert (needed.epoch, needed.leader) == (4, A)
+        assert former.needs_snapshot(greeting)
     ahead = Follower(B, accepted, Epochs([(3, 0)]), former_to=END + 8, **log)
-    assert ahead.needs_snapshot(Welcome(4, A, END)) is not None
-    assert former.needs_snapshot(Welcome(4, A, 600)) is None
+    assert ahead.needs_snapshot(Welcome(4, A, END))
+    assert not former.needs_snapshot(Welcome(4, A, 600))
     assert former.welcome(Welcome(4, A, 600)) == 600
     later = Follower(B, accepted, Epochs([(3, 0)]), **log)
     with pytest.raises(Refused, match="lacks what is committed here"):
         later.needs_snapshot(NeedsSnapshot(4, A, 0))
-    assert later.needs_snapshot(Welcome(4, A, 592)) is None
+    assert not later.needs_snapshot(Welcome(4, A, 592))
     with pytest.raises(Refused, match="of which 600 are committed"):
         later.welcome(Welcome(4, A, 592))
 
