@@ -201,13 +201,9 @@ class Dispatcher:
         if home.connected and queues.get(target.broker, 0) > 0:
             return [target.broker] if self._open(target.broker) else []
         home.down_since_ms = home.down_since_ms or now_ms
-        if self._may_come_back(home, now_ms):
+        if not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS:
             return []
         return self._all_open(queues)
-
-    def _may_come_back(self, home: Peer, now_ms: int) -> bool:
-        """Whether a broker is away for so short that what is its own waits for it."""
-        return not home.connected and now_ms - home.down_since_ms < FAILOVER_AFTER_MS
 
     def _all_open(self, queues: Queues) -> list[str]:
         return [name for name, count in sorted(queues.items()) if count > 0 and self._open(name)]
@@ -265,7 +261,7 @@ class Dispatcher:
         names = [target.broker] if home or target.queue_id >= 0 else list(queues)
         return any(queues.get(name) and self.peer(name).takes(target.topic) for name in names)
 
-    def is_shut(self, target: TargetId, now_ms: int) -> bool:
+    def is_shut(self, target: TargetId) -> bool:
         """Whether nothing can go to a target, whatever is answered and however long it takes.
 
         Until `wake`: other routes, a connection, a hold or a fence that ends.
@@ -275,9 +271,7 @@ class Dispatcher:
         queues = self._routes.get(target.topic, {})
         if target.queue_id >= 0:
             return not (queues.get(target.broker) and self.peer(target.broker).connected)
-        if any(count > 0 and self.peer(name).connected for name, count in queues.items()):
-            return False
-        return not (target.broker and self._may_come_back(self.peer(target.broker), now_ms))
+        return not any(count > 0 and self.peer(name).connected for name, count in queues.items())
 
     def _is_held(self, target: TargetId) -> bool:
         return target.topic in self._holds.topics or room_number(target) is not None

@@ -103,16 +103,16 @@ class Parking:
                 continue
             if self._can_unpark(target, now_ms):
                 yield target
-            elif self._is_shut(target, now_ms):
+            elif self._is_shut(target):
                 self._shut.add(target)
                 if len(self._shut) - before >= LOOKS_MAX:
                     self.looks_on = True
                     return
 
-    def _is_shut(self, target: TargetId, now_ms: int) -> bool:
+    def _is_shut(self, target: TargetId) -> bool:
         if room_number(target) is not None:
             return self._holds.holds_room(target)
-        return self._dispatcher.is_shut(target, now_ms)
+        return self._dispatcher.is_shut(target)
 
     def _can_unpark(self, target: TargetId, now_ms: int) -> bool:
         waiting = self._due.waiting_for(self._numbers.number_target(target))

@@ -265,7 +265,7 @@ class Scheduler:
                 if self._build_batch(target, now_ms):
                     built += 1
                     goes.append(target)
-                elif self.dispatcher.is_shut(self.numbers.targets[target], now_ms):
+                elif self.dispatcher.is_shut(self.numbers.targets[target]):
                     due.sleep(target)
                     slept += 1
             turns = [target for target in goes if due.waiting_for(target)]
