@@ -225,7 +225,6 @@ class BrokerLinks:
         fence = next(fences, "")
         dispatcher = self._shard.scheduler.dispatcher
         if dispatcher.set_fence(fence):
-            self._set_routes()
             for link in self.by_name.values():
                 link.kick()  # what was durable by then waits in its stream
         self.on_claims()

@@ -127,6 +127,8 @@ class Dispatcher:
     def set_fence(self, fence: str) -> bool:
         """Whether the fence is another now."""
         changed, self._fence = fence != self._fence, fence
+        if changed:
+            self.wake()
         return changed
 
     def connected(self, name: str) -> None:

@@ -230,7 +230,10 @@ def test_a_fenced_shard_sends_nothing() -> None:
     assert dispatcher.choose(ANY, NOW) is None
     assert dispatcher.sendable("home", NOW, 100) == []
     assert dispatcher.why_not(ANY, {}) == "another has taken over"
+    dispatcher.due.add(0, np.array([1], dtype=np.int32))
+    dispatcher.due.sleep(0)
     assert dispatcher.set_fence("")
+    assert dispatcher.due.awake() == [0]
     assert not dispatcher.set_fence("")
     assert len(dispatcher.sendable("home", NOW, 100)) == 1
 
