@@ -23,7 +23,7 @@ from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.near import Near
 from duemq_server.timer_service.timers.wheel import Ids
 
-# Targets found stuck at once, with timers in memory or parked ones: some 4 ms of work.
+# Targets found stuck at once, with timers in memory or parked ones: what is due waits meanwhile.
 LOOKS_MAX = 2_000
 # Moved to disk at once: due timers whose targets are away, and such targets.
 PARK_ROWS_MAX = 16_384

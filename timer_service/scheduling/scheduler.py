@@ -71,8 +71,8 @@ from duemq_server.timer_service.timers.wheel import SPAN_MS, Ids
 
 _log = logging.getLogger(__name__)
 
-SLEEPS_MAX = 2_000  # targets found stuck in one tick: some 4 ms of work
-FORGOTTEN_MAX = 500  # lanes forgotten with a checkpoint: some 5 ms of work
+SLEEPS_MAX = 2_000  # targets found stuck in one tick
+FORGOTTEN_MAX = 500  # lanes forgotten with a checkpoint
 ACKS_MAX = 512  # acknowledgements held back for the next entry of the log
 
 

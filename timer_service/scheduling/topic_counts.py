@@ -93,7 +93,7 @@ class TopicCounts:
 
     @property
     def mixed(self) -> bool:
-        """Whether some topics are, or were, counted together from the begin."""
+        """Whether some topics are, or were, counted together from their first timer on."""
         return self._ledgers[OTHERS] != TopicLedger()
 
     def slot(self, topic: str) -> int:
@@ -244,7 +244,7 @@ class TopicCounts:
 
     def restore(self, saved: Mapping[str, Sequence[int]], forgotten: Sequence[int] = ()) -> None:
         """Takes over what a checkpoint has."""
-        for name in saved:
+        for name in saved:  # all first: once something is left of the others no topic gets a slot
             self.slot(name)
         for name, columns in saved.items():
             self._ledgers[name] = TopicLedger(*columns)

@@ -213,7 +213,7 @@ class Near:
     def free_dropped(self) -> bool:
         """Frees dropped rows on the wheel, which else stay until they were due; False: none is.
 
-        Costs a pass over the table, as `evict`, which does it too.
+        Costs a pass over the table, as `evict`, which frees them, too.
         """
         found = bool((self._state == DROPPED_WHEEL).any())
         if found:
@@ -221,7 +221,7 @@ class Near:
         return found
 
     def _renew_wheel(self) -> None:
-        """Only with pending rows."""
+        """Leaves only pending rows there."""
         self._release(np.flatnonzero(self._state == DROPPED_WHEEL).astype(np.int32))
         kept = self.on_wheel_ids()
         kept = kept.take(np.argsort(self._rows.offset[kept]))  # in a millisecond first in first out
