@@ -154,9 +154,8 @@ class _Listener(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int) -> None:
         # When those that are here began to come; inf: they have come.
         self._since_s: dict[socket.socket, float] = {}
-        self._both = host in WILDCARDS and socket.has_dualstack_ipv6()
         if host in WILDCARDS:
-            host = "::" if self._both else "0.0.0.0"
+            host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, _, _, _, address = found[0]
         super().__init__(address, _Request)  # type: ignore[arg-type]  # IPv6 has a scope, too
@@ -167,18 +166,12 @@ class _Listener(ThreadingMixIn, WSGIServer):
             self.shutdown_request(request)
             return
         self._since_s[request] = time.monotonic()
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # there is no thread for it
-            del self._since_s[request]
-            raise
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """In its thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            del self._since_s[request]
+    def shutdown_request(self, request: Any) -> None:
+        """However it ends: answered, sent away, or for want of a thread."""
+        self._since_s.pop(request, None)
+        super().shutdown_request(request)
 
     def has_come(self, request: socket.socket) -> None:
         """It is not ended however long the figures take."""
@@ -194,7 +187,7 @@ class _Listener(ThreadingMixIn, WSGIServer):
 
     def server_bind(self) -> None:
         """Not as HTTPServer, which asks the network for the name of this machine."""
-        if self._both:
+        if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.socket.getsockname()[:2]
