@@ -66,7 +66,7 @@ class GroupConfigs:
         self._configs.pop(group, None)
 
     def freeze(self) -> Callable[[], list[dict[str, Any]]]:
-        """Answers what is for the checkpoint, a row a group, as of now, when and where called."""
+        """What makes a row a group for the checkpoint, as of now; any thread may call it."""
         configs = list(self._configs.values())
         return lambda: [encode(config) for config in configs]
 

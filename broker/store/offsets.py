@@ -319,7 +319,7 @@ class Offsets:
         return ends
 
     def freeze(self) -> Callable[[], tuple[list[Any], list[Any]]]:
-        """Answers what is for the checkpoint, as of now, when and where it is called.
+        """What makes its part of the checkpoint, as of now; any thread may call it.
 
         Rows of group, topic, queue id, offset, generation; and of group, topic, queue id, settled
         offsets, several where these are many.

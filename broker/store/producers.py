@@ -263,7 +263,7 @@ class Producers:
         )
 
     def freeze(self) -> Callable[[], bytes]:
-        """Answers what is for the checkpoint, as of now, when and where it is called."""
+        """What makes its part of the checkpoint, as of now; any thread may call it."""
         frozen = [dict(table) for table in (self._lanes, *self._services.values())]
         return lambda: b"".join(
             part for table in frozen for item in table.items() for part in _pack(*item)

@@ -9,6 +9,7 @@ done by one method, which both call.  All of it can be rebuilt from the log; `sn
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from duemq.protocol import names
@@ -240,25 +241,18 @@ class Tables:
         return self.freeze(position, verify_from)()
 
     def freeze(self, position: int, verify_from: int) -> Callable[[], CheckpointState]:
-        """Answers the snapshot, as of now, when it is called, once, by any thread.
-
-        To make the rows of a large one takes a second; what they are made of does not change.
-        """
+        """What makes the snapshot, as of now; any thread may call it: a large one takes long."""
         topics, lanes = self.topics.freeze(), self.producers.freeze()
         offsets, groups = self.offsets.freeze(), self.groups.freeze()
-        state = CheckpointState(
+        begun = partial(
+            CheckpointState,
             position=position,
             verify_from=verify_from,
             store_ms=self._newest_ms(),
-            topics={},
-            offsets=[],
             queues={
                 topic.name: [queue.next_offset for queue in self.queues.of(topic.name)]
                 for topic in self.topics
             },
-            lanes=b"",
-            settled=[],
-            groups=[],
             retries=dict(self.retries),
             timer_owners=self.timer_owners.encode(),
             epochs=self.epochs.begins,
@@ -267,7 +261,7 @@ class Tables:
 
         def whole() -> CheckpointState:
             rows, settled = offsets()
-            return state._replace(
+            return begun(
                 topics=topics(), offsets=rows, settled=settled, lanes=lanes(), groups=groups()
             )
 

@@ -157,7 +157,7 @@ class Topics:
         return topic
 
     def freeze(self) -> Callable[[], dict[str, Any]]:
-        """Answers what is for the checkpoint, as of now, when and where it is called."""
+        """What makes its part of the checkpoint, as of now; any thread may call it."""
         next_id, topics = self._next_id, list(self)
         return lambda: {"next_id": next_id, "topics": [asdict(topic) for topic in topics]}
 
