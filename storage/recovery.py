@@ -148,14 +148,8 @@ def search(file: ReadableFile, segment: Segment, position: int) -> Tail:
         stripped = len(data.rstrip(b"\0"))
         if stripped:
             nonzero_end = chunk_start + stripped
-        at = -1
-        # Entries are aligned and the magic lies within one 8-byte word, so no
-        # candidate is split between two chunks.
-        while (at := data.find(record.MAGIC_BYTES, at + 1)) >= 0:
-            candidate = chunk_start + at - record.MAGIC_OFFSET
-            if candidate < skip_to or (candidate - segment.start) % record.ALIGNMENT:
-                continue
-            entry = _entry_at(file, segment, candidate)
+        for candidate in _candidates(data, chunk_start, segment):
+            entry = _entry_at(file, segment, candidate) if candidate >= skip_to else None
             if entry is not None:
                 valid = candidate if valid is None else valid
                 synced_max = max(synced_max, entry.synced_position)
@@ -167,13 +161,22 @@ def search(file: ReadableFile, segment: Segment, position: int) -> Tail:
 def first_within(file: ReadableFile, segment: Segment, position: int, end: int) -> int | None:
     """Where the first valid entry begins that begins between the two; None: none does."""
     data = bytes(file.pread(end - position, position - segment.start))
+    for candidate in _candidates(data, position, segment):
+        if candidate >= position and _entry_at(file, segment, candidate):
+            return candidate
+    return None
+
+
+def _candidates(data: bytes, position: int, segment: Segment) -> Iterator[int]:
+    """Where entries may begin, by their magic; `data` lies at `position`.
+
+    Entries are aligned and the magic lies within one 8-byte word: aligned chunks split none.
+    """
     at = -1
     while (at := data.find(record.MAGIC_BYTES, at + 1)) >= 0:
         candidate = position + at - record.MAGIC_OFFSET
-        aligned = not (candidate - segment.start) % record.ALIGNMENT
-        if candidate >= position and aligned and _entry_at(file, segment, candidate):
-            return candidate
-    return None
+        if not (candidate - segment.start) % record.ALIGNMENT:
+            yield candidate
 
 
 def _entry_at(file: ReadableFile, segment: Segment, position: int) -> Entry | None:
