@@ -163,7 +163,7 @@ async def test_a_checkpoint_begins_when_the_one_before_is_over(
 async def test_the_rows_of_a_checkpoint_are_made_in_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of 50,000 lanes and 200,000 offsets take seconds on a busy machine."""
+    """Those of large tables take long: the event loop would stand still."""
     it = await saving()
     it.write()
     it.answer()
