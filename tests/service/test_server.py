@@ -400,6 +400,22 @@ async def test_who_comes_while_many_ask_for_metrics_is_sent_away(monkeypatch):
         await until(lambda: asyncio.to_thread(is_served, server.metrics_address))
 
 
+async def test_who_got_no_thread_for_metrics_takes_nobodys_place(monkeypatch):
+    monkeypatch.setattr(metrics, "REQUESTS_MAX", 1)
+    begin, refused = metrics.ThreadingMixIn.process_request, []
+
+    def process_request(self, request, client_address):
+        if not refused:
+            refused.append(request)
+            raise RuntimeError("can't start new thread")
+        begin(self, request, client_address)
+
+    monkeypatch.setattr(metrics.ThreadingMixIn, "process_request", process_request)
+    async with serving(metrics_listen="127.0.0.1:0") as server:
+        assert not await asyncio.to_thread(is_served, server.metrics_address)
+        assert await asyncio.to_thread(is_served, server.metrics_address)
+
+
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "[::]"])
 async def test_everywhere_is_ipv4_and_ipv6(everywhere):
     """Of a pod Kubernetes' probes and Prometheus may know either."""
