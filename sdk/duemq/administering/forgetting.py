@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
+from duemq.administering.asking import refuse_missing
 from duemq.administering.timer_shards import TimerShards
 from duemq.descriptions import Forgotten, ForgottenTopic, NameserverDescription
 from duemq.errors import (
@@ -55,7 +56,8 @@ class Forgetting(TimerShards):
             tuple(NameserverDescription(at, str(failed[at])) for at in sorted(failed)),
         )
         if timer and not dry_run:
-            await self._forget_holder(name, found)
+            missing = await self._forget_holder(name)
+            refuse_missing(missing, "nameservers know; call again", found)
         return found
 
     def _lost_topics(

@@ -81,11 +81,11 @@ class TimerShards(Asking):
             release = stubs.TimerAdminStub.ask("ReleaseTimerQueues", request)
             await self._client.once(self._client.broker(broker).address, release, TIMEOUT_S)
 
-    async def _forget_holder(self, name: str, done: object) -> None:
-        """No broker tells any more that it may hold timers.  Raises PartialAnswer."""
+    async def _forget_holder(self, name: str) -> Sequence[MissingBroker]:
+        """No broker tells any more that it may hold timers.  Answers which are away."""
         owners, missing = await self._owners()
         await self._release(each for each in owners if each.queue_id is None and each.name == name)
-        refuse_missing(missing, "nameservers know; call again", done)
+        return missing
 
     async def _missing_shards(self, alive: Sequence[TimerShard]) -> list[TimerStats]:
         """Shards that nobody serves, though brokers accept delayed messages for them."""
