@@ -193,11 +193,11 @@ class Outbox:
                 batch.bodies = bodies  # last: without them nothing is sent
             if wake:
                 self._wake_pump()
-        except BaseException as error:
+        except BaseException as error:  # as in `add`: a function's first line can be interrupted
             try:
                 with self.lock:
                     self._interrupted(target, way)
-            finally:  # others may have added to a batch of which the pump was not told
+            finally:
                 if not isinstance(error, Closed):
                     self._wake_pump()
             raise
