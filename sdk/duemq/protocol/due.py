@@ -112,9 +112,9 @@ def deliver_at_ms(deliver_at: datetime | int | str) -> int:
 
 
 def refuse_seconds(moment: object, field: str, least: int = SECONDS_FROM) -> None:
-    """Raises InvalidArgument, naming `field`, for a number that as seconds is 1970 to 5138.
+    """Raises InvalidArgument, naming `field`, for a number from `least` to the seconds of 5138.
 
-    As milliseconds it would be one of the years 1970 to 1973, which nobody means.  From `least` on.
+    As milliseconds it would be one of the years 1970 to 1973, which nobody means.
     """
     if type(moment) is int and least <= moment < SECONDS_BEFORE:
         raise checks.wrong(
