@@ -126,7 +126,7 @@ class Lanes:
         if self._growing.get(call.way) is call:
             del self._growing[call.way]
         for timer in call.timers:
-            left = self._waiting_for.pop(timer, 1) - 1
+            left = self._waiting_for.pop(timer, 1) - 1  # 1: `gather` was interrupted
             if left:
                 self._waiting_for[timer] = left
 
