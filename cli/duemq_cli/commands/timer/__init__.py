@@ -224,9 +224,9 @@ def release(session: Session, /, shard: int, accept_loss: bool) -> Exit:
 
     Its queues belong to that directory, and a service with another one is refused.  This lets the
     next one have them, and shuts the lost one out for good.  Lost is what the lost one had taken
-    over and not delivered, and what never came by way of a broker: messages under timer keys,
-    schedules, holds.  Without --accept-loss nothing is done, and the exit code is 1.  With --json,
-    a line a queue, as of `duemq timer owners`.
+    over and not delivered, and what no broker knows of: messages under timer keys, schedules, holds
+    that no other shard has.  Without --accept-loss nothing is done, and the exit code is 1.  With
+    --json, a line a queue, as of `duemq timer owners`.
 
     \b
     Example:
