@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # For a cancelled callback that does not end at once.
 CANCEL_TIMEOUT_S = 1.0
-# Between looks at threads that are to end.
+# Between looks at threads that are to end: at interpreter exit none begins to join them.
 LOOK_S = 0.001
 
 Callback = Callable[[Any], Any]
@@ -159,7 +159,7 @@ class ThreadWorkers(Pool[T]):
         while any(not hand.given_up and hand.worker and hand.runs for hand in self._hands):
             if monotonic() >= deadline:
                 return
-            await asyncio.sleep(LOOK_S)  # no thread joins them: at interpreter exit none begins
+            await asyncio.sleep(LOOK_S)
 
     def _run(self, hand: _Hand[T]) -> None:
         while not hand.given_up and (work := self._todo.get()) is not None:
