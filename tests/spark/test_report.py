@@ -264,7 +264,9 @@ def test_rows_without_a_topic_hide_no_others(spark):
     found, counted = report.page_rows(table, 60, [None], worst)
     assert sorted(row["errors"] for row in found) == [1, 2, 3]
     assert counted == {"operations": 3}
-    sums = [{"topic": topic, "messages": 1} for topic in ("a", None)]
+    sums = spark.createDataFrame(
+        [(0, "a", 1), (0, None, 1)], "bucket_s int, topic string, messages int"
+    )
     assert report.busiest(sums) == [None, "a"]
 
 

@@ -33,7 +33,6 @@ from duemq_analytics.report import (
     facts_of,
     in_order,
     most_frequent,
-    of_all_time,
     page_rows,
     seen_until_us,
     spans_of,
@@ -84,8 +83,7 @@ def write(
             fine_s = max(MINUTE_S, bucket_s(*facts["charted"])) if facts["spans"] else 0
             settled = measures.unreceived_settled(minutes, newest_us)
             merged = measures.merged(settled, sorted({WHOLE_S, fine_s})).drop("sketch").cache()
-            spans_alone = merged.where(F.col("measure") == "duration")
-            facts["topics"] = busiest(of_all_time(spans_alone))
+            facts["topics"] = busiest(merged.where(F.col("measure") == "duration"))
             found, by_time = page_rows(merged, fine_s, facts["topics"], _WORST)
             merged.unpersist()
             there = aggregates.examples(spark).where(wanted)

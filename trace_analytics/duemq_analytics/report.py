@@ -139,7 +139,7 @@ def write(
             _saved(table, output.child(folder, name)) as kept,
         ):
             if name == "operations":
-                facts["topics"] = busiest(of_all_time(kept))
+                facts["topics"] = busiest(kept)
             shown, counted = page_rows(kept, fine_s, facts["topics"], {name: WORST[name]})
             rows[name], by_time = in_order(shown), by_time | counted
     with progress.step("looking for kinds of error"):
@@ -219,12 +219,6 @@ def _saved(table: DataFrame, folder: str) -> Iterator[DataFrame]:
         table.unpersist()
 
 
-def of_all_time(table: DataFrame) -> list[Row]:
-    """The rows that are of no bucket."""
-    rows: list[Row] = table.where(F.col("bucket_s") == WHOLE_S).toArrow().to_pylist()
-    return rows
-
-
 def page_rows(
     table: DataFrame, fine_s: int, topics: Sequence[str], worst: Mapping[str, Worst]
 ) -> tuple[list[Row], Row]:
@@ -265,10 +259,11 @@ def facts_of(table: DataFrame, time: str, spans: Column, now: datetime) -> Row:
     return charted([row | {n: charts.moment(row[n]) for n in ("first", "last")} for row in rows])
 
 
-def busiest(rows: Sequence[Row]) -> list[str]:
-    """The topics, the one with the most messages first, of rows of all of the time."""
+def busiest(table: DataFrame) -> list[str]:
+    """The topics, the one with the most messages of all of the time first."""
     messages: dict[str, int] = {}
-    for row in rows:
+    whole = table.where(F.col("bucket_s") == WHOLE_S).select("topic", "messages")
+    for row in whole.toArrow().to_pylist():
         messages[row["topic"]] = max(messages.get(row["topic"], 0), row["messages"])
     return sorted(messages, key=lambda topic: (-messages[topic], topic or ""))
 
