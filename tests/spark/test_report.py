@@ -306,6 +306,18 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(spark, tmp_path, mo
     assert list(tmp_path.iterdir()) == [page]
 
 
+def test_a_page_goes_to_any_file_system_of_hadoop_s(spark, tmp_path):
+    link = "fs.viewfs.mounttable.lake.link./pages"
+    settings = spark._jsc.hadoopConfiguration()
+    settings.set(link, tmp_path.as_uri())
+    try:
+        for text in ("before", "afterwards"):
+            output.write_text(spark, "viewfs://lake/pages/deep/report.html", text)
+    finally:
+        settings.unset(link)
+    assert (tmp_path / "deep" / "report.html").read_text() == "afterwards"
+
+
 def test_steps_are_said(spark, tmp_path):
     said = io.StringIO()
     landed = report.Landed(frame(spark, send("m", 0)))

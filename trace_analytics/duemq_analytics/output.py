@@ -32,7 +32,7 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
     hadoop = spark._jvm.org.apache.hadoop.fs
     where = hadoop.Path(path)
     files = where.getFileSystem(spark._jsc.hadoopConfiguration())
-    if files.getScheme() == "file":
+    if files.getUri().getScheme() == "file":  # getScheme: not all file systems have it
         _write_local(Path(files.makeQualified(where).toUri().getPath()), text.encode())
         return
     stream = files.create(where, True)
