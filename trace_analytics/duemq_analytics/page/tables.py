@@ -55,14 +55,14 @@ def worst_of(
     columns: Sequence[Column],
     rows: Sequence[Row],
     key: str,
-    total: int | None,
+    total: int,
 ) -> Table:
     """With the rows that have the largest `key`, in the order in which they came.
 
-    `total`: how many there are; None: no others.
+    `total`: how many there are, with those that did not come.
     """
     worst = sorted(range(len(rows)), key=lambda i: -rows[i][key])[:ROWS_MAX]
-    left_out = (len(rows) if total is None else total) - len(worst)
+    left_out = total - len(worst)
     most = "most errors" if key == "errors" else f"largest {key.removesuffix('_ms')}"
     said = f"Those with the {most}; {left_out:,} more rows are left out."
     return Table(title, note, columns, [rows[i] for i in sorted(worst)], said if left_out else "")
@@ -175,13 +175,12 @@ def of_all_time(whole: Mapping[str, Sequence[Row]]) -> list[Table]:
 
 
 def by_time(
-    rows: Mapping[str, Sequence[Row]], length: str, totals: Mapping[str, int] | None = None
+    rows: Mapping[str, Sequence[Row]], length: str, totals: Mapping[str, int]
 ) -> list[Table]:
     """What failed and how long it took in each bucket of `length`, as it is called.
 
     `totals`: how many rows there are of each, if those are not all.
     """
-    totals = totals or {}
     failed = [row for row in rows["operations"] if row["errors"]]
     return [
         worst_of(
@@ -198,7 +197,7 @@ def by_time(
             ),
             failed,
             "errors",
-            totals.get("operations"),
+            totals.get("operations", len(failed)),
         ),
         worst_of(
             "End to end by time",
@@ -206,7 +205,7 @@ def by_time(
             (_FROM, _TOPIC, _GROUP, _MESSAGES, *_TIMES),
             rows["end_to_end"],
             "p99_ms",
-            totals.get("end_to_end"),
+            totals.get("end_to_end", len(rows["end_to_end"])),
         ),
         worst_of(
             "Lateness by time",
@@ -214,7 +213,7 @@ def by_time(
             (_FROM, _TOPIC, ("stage", "stage", text), _GROUP, _MESSAGES, *_TIMES),
             rows["lateness"],
             "p99_ms",
-            totals.get("lateness"),
+            totals.get("lateness", len(rows["lateness"])),
         ),
     ]
 
