@@ -37,7 +37,7 @@ def test_a_missing_java_is_said_in_one_line(tmp_path, monkeypatch, capsys):
 
 def test_a_lost_broker_is_said_with_what_can_be_done(tmp_path, monkeypatch, capsys):
     def queues(client, settings):
-        require_whole([MissingBroker("b2", "it fell silent")], settings)
+        require_whole([MissingBroker("b2", "it fell silent")], settings, served=True)
 
     monkeypatch.setattr(command.QueueClient, "queues", queues)
     monkeypatch.setattr(command.session, "require_java", lambda: "java")

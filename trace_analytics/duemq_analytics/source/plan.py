@@ -57,7 +57,7 @@ class QueueRange:
     """As in QueueBounds."""
 
 
-def require_whole(lost: Sequence[MissingBroker], options: Options, *, served: bool = True) -> None:
+def require_whole(lost: Sequence[MissingBroker], options: Options, *, served: bool) -> None:
     """Raises PartialAnswer where a broker is lost: what it has of the topic is not there to read.
 
     With `failOnDataLoss=false` only warns, if somebody serves the topic: else all who do may be

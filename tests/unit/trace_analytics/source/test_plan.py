@@ -65,16 +65,17 @@ def test_offsets_of_a_broker_that_may_be_lost_are_left_out_with_a_warning(caplog
 
 def test_a_lost_broker_fails_the_read_and_is_named():
     lost = [MissingBroker("b2", "it fell silent")]
-    require_whole([], Options("t"))
+    require_whole([], Options("t"), served=True)
     with pytest.raises(
         PartialAnswer, match=r"'t'.*\(b2: it fell silent\).*failOnDataLoss"
     ) as caught:
-        require_whole(lost, Options("t"))
+        require_whole(lost, Options("t"), served=True)
     assert (list(caught.value.missing), caught.value.value) == (lost, "b2")
 
 
 def test_on_request_a_lost_broker_is_left_out_with_a_warning(caplog):
-    require_whole([MissingBroker("b2", "it fell silent")], Options("t", fail_on_data_loss=False))
+    lenient = Options("t", fail_on_data_loss=False)
+    require_whole([MissingBroker("b2", "it fell silent")], lenient, served=True)
     assert "b2: it fell silent" in caplog.text
 
 
