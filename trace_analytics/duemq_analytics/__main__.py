@@ -56,8 +56,8 @@ BATCH_SPANS_MAX = 512
 """Spans in one trace message, at most."""
 
 PIECES_MAX = 5_000
-"""In so many a report reads the topic, and one more a queue: fewer than `plan.PARTITIONS_MAX`, for
-each process that traces may add a message every second, however few spans that has."""
+"""Partitions in which a report reads the topic, and one a queue more: below `plan.PARTITIONS_MAX`,
+however many messages there are.  Each process that traces may add one a second."""
 
 REACH_TIMEOUT_S = 10
 """For the first answer of the cluster."""
@@ -91,7 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Within, SIGTERM raises SystemExit, so that what is temporary goes; not where it is heeded."""
+    """Within, SIGTERM raises SystemExit, so that what is temporary goes.
+
+    Where somebody handles or ignores it already, it stays so.
+    """
     main_thread = threading.current_thread() is threading.main_thread()
     if not main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -27,18 +27,16 @@ def folder(parent: Path | None = None) -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     try:
         with (made / "new").open("w") as file:
-            with suppress(
-                OSError
-            ):  # some network file systems have no locks: nobody removes it then
+            with suppress(OSError):  # without locks (some network file systems) it stays unnamed
                 fcntl.flock(file, fcntl.LOCK_EX)
-                (made / "new").rename(made / _LOCK)  # it has its name once it is held
+                (made / "new").rename(made / _LOCK)  # named once it is held: nobody finds it free
             yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
 
 def _drop_left(parent: Path) -> None:
-    """Those of this user that nobody holds; one without the file just begins, or is not ours."""
+    """Those of this user that nobody holds; without the file one just begins, or is not ours."""
     for left in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if left.lstat().st_uid != os.geteuid():
