@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -221,6 +222,21 @@ def test_where_ctrl_c_is_ignored_it_stays_so(tmp_path, monkeypatch):
         assert command.main(["report", "--output", str(tmp_path)]) is None  # what the stub answers
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_is_as_it_was_where_it_is_ignored_and_in_other_threads():
+    def within():
+        with command._ended_by_sigterm():
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(within).result() is before
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert within() is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("name", ["report", "compact"])
