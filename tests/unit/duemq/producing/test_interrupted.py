@@ -1,7 +1,5 @@
 """A signal whose handler raises in the middle of a call costs that call's own messages alone."""
 
-import linecache
-import sys
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,38 +17,14 @@ from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.settings import ClientSettings
 from duemq.v1.broker_pb2 import SendRequest
+from tests.interruption import Interrupt, interrupted
 
 SIZE = 1 << 20
 FOLDER = str(Path(producing.__file__).parent)
 
 
-class Interrupt(BaseException):
-    """As Ctrl-C."""
-
-
-def interrupted(call, at):
-    """Whether the call was, in front of the `at`-th line that it came to."""
-    left = at
-
-    def line(frame, event, _):
-        nonlocal left
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[:1]
-        # Python looks for signals after calls: not where a block begins or ends.
-        if event == "line" and text not in (["with"], ["try:"]):
-            left -= 1
-            if not left:
-                raise Interrupt
-        return line
-
-    before = sys.gettrace()
-    sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.startswith(FOLDER) else None)
-    try:
-        call()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+def in_producing(file):
+    return file.startswith(FOLDER)
 
 
 class Calls(TimerCalls):
@@ -108,7 +82,7 @@ def test_the_messages_before_and_behind_it_are_sent_as_they_are(name, first):
         sends.send(first)
         batches = sends.outbox.take_arrivals()
         woken = sends.woken
-        was = interrupted(lambda: sends.send(*CALLS[name], **common), at)  # noqa: B023
+        was = interrupted(lambda: sends.send(*CALLS[name], **common), at, in_producing)  # noqa: B023
         sends.send(Outgoing(b"third", key="k2", delay=delay))
         assert not sends.outbox.arrivals or sends.woken > woken
         batches += sends.outbox.take_arrivals()
@@ -146,7 +120,7 @@ def test_of_a_timer_shard_too(seen, signals, monkeypatch):
         calls = sends.calls.lanes.take() if seen else []
         woken = sends.calls.woken
         second = Outgoing(b"second", key="k1", delay="1h", timer_key="b")
-        was = interrupted(lambda: sends.send(second), at)  # noqa: B023
+        was = interrupted(lambda: sends.send(second), at, in_producing)  # noqa: B023
         sends.send(Outgoing(b"third", key="k2", delay="1h", timer_key="c"))
         assert sends.calls.woken > woken or not seen
         calls += sends.calls.lanes.take()

@@ -1,6 +1,4 @@
 import asyncio
-import linecache
-import sys
 import threading
 from concurrent.futures import _base as futures
 from itertools import count
@@ -10,6 +8,7 @@ import pytest
 from duemq.errors import Closed
 from duemq.transport import channel, loop_thread
 from duemq.transport.loop_thread import LoopThread
+from tests.interruption import interrupted
 
 
 def test_a_call_that_the_end_of_the_loop_interrupts_raises_closed() -> None:
@@ -145,32 +144,15 @@ def test_the_loop_waits_for_no_caller_that_was_interrupted() -> None:
     async def answer() -> int:
         return 1
 
-    def waits(left: int) -> bool:
-        def line(frame, event, _):
-            nonlocal left
-            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[:1]
-            left -= event == "line" and text not in (["with"], ["try:"])
-            if not left:
-                raise KeyboardInterrupt
-            return line
-
-        before = sys.gettrace()
-        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)
-        try:
-            return thread.run(answer()) == 1
-        except KeyboardInterrupt:
-            return False
-        finally:
-            sys.settrace(before)
-
     for at in count(1):
-        through, answers = waits(at), []
+        was, answers = interrupted(lambda: thread.run(answer()), at, files.__contains__), []
         caller = threading.Thread(target=lambda: answers.append(thread.run(answer())), daemon=True)  # noqa: B023
         caller.start()
         caller.join(30)
         assert answers == [1]
-        if through:
+        if not was:
             break
+    assert at > 10
     thread.release()
 
 
@@ -187,29 +169,10 @@ def test_whatever_line_a_signal_interrupts_nothing_of_the_call_goes_on() -> None
         _, going_on = await asyncio.wait(others, timeout=5) if others else ((), ())
         return len(going_on)
 
-    def interrupted(left: int) -> bool:
-        """Whether that many lines come before the wait; there it is, if not."""
-
-        def line(frame, event, _):
-            nonlocal left
-            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).split()[:1]
-            left -= event == "line" and text not in (["with"], ["try:"])
-            if not left or frame.f_code.co_name == "answer":
-                raise KeyboardInterrupt
-            return line
-
-        before = sys.gettrace()
-        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)
-        try:
-            thread.run(forever())
-        except KeyboardInterrupt:
-            return not left
-        finally:
-            sys.settrace(before)
-        return False
-
     for at in count(1):
-        before_the_wait = interrupted(at)
+        before_the_wait = interrupted(
+            lambda: thread.run(forever()), at, files.__contains__, latest="answer"
+        )
         assert thread.run(left()) == 0, at
         if not before_the_wait:
             break
@@ -238,14 +201,18 @@ def test_a_loop_that_ends_badly_leaves_nobody_waiting() -> None:
         except (Closed, SystemExit) as error:
             ended.append(type(error))
 
-    late = threading.Thread(target=call, args=(stays(), dead), daemon=True)
-    late.start()
     now = threading.Event()
     now.set()
-    threading.Thread(target=call, args=(stays(), now), daemon=True).start()
-    threading.Thread(target=call, args=(ends(), running), daemon=True).start()
+    callers = [
+        threading.Thread(target=call, args=given, daemon=True)
+        for given in ((stays(), dead), (stays(), now), (ends(), running))
+    ]
+    for each in callers:
+        each.start()
     thread._thread.join(30)
     dead.set()
-    late.join(10)
+    for each in callers:
+        each.join(30)
     LoopThread._shared = None
+    assert len(ended) == len(callers)
     assert Closed in ended
