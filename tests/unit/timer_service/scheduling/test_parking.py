@@ -172,10 +172,8 @@ def test_what_does_not_go_is_looked_at_once_a_tick(monkeypatch: pytest.MonkeyPat
     assert choose.call_count < 2 * 40
 
 
-def test_what_is_stuck_is_not_looked_at_again_until_it_may_go(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With 100,000 queues of brokers that are away each tick was 100 ms late, for everybody."""
+def with_many_stuck(monkeypatch: pytest.MonkeyPatch) -> tuple[World, list[str]]:
+    """Two timers for each of these topics are due, and nobody serves them."""
     world = World()
     topics = [f"topic-{number}" for number in range(40)]
     for topic in topics:
@@ -184,6 +182,14 @@ def test_what_is_stuck_is_not_looked_at_again_until_it_may_go(
     world.ingest(40)
     world.set_topics(["any"])
     world.tick()
+    return world, topics
+
+
+def test_what_is_stuck_is_not_looked_at_again_until_it_may_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 100,000 queues of brokers that are away each tick was 100 ms late, for everybody."""
+    world, topics = with_many_stuck(monkeypatch)
     choose = Mock(wraps=world.scheduler.dispatcher.choose)
     monkeypatch.setattr(world.scheduler.dispatcher, "choose", choose)
 
@@ -209,14 +215,7 @@ def test_parked_timers_to_which_nothing_can_go_are_looked_at_once(
 ) -> None:
     """With 100,000 queues of brokers that are away each look, every second, held up what was due
     for a quarter of one."""
-    world = World()
-    topics = [f"topic-{number}" for number in range(40)]
-    for topic in topics:
-        monkeypatch.setitem(TOPICS, topic, 1)
-        world.broker.accept([START_MS] * 2, 10, topic)
-    world.ingest(40)
-    world.set_topics(["any"])
-    world.tick()
+    world, topics = with_many_stuck(monkeypatch)
     while world.housekeep():
         pass
     assert len(world.scheduler.segments.parked()) > 20

@@ -173,7 +173,8 @@ def test_what_is_held_is_parked_when_memory_is_short(prefix: str) -> None:
     assert figures(world) == (201, 0, 0)
 
 
-def test_a_hold_that_is_made_again_keeps_what_is_parked(world: World) -> None:
+def hold_and_park(world: World) -> None:
+    """The timers of the keys `a/1` and `a/2`."""
     hold(world, "any", "a/")
     schedule(world, "a/1", "a/2", wait=5)
     pass_time(world, 10)
@@ -181,6 +182,10 @@ def test_a_hold_that_is_made_again_keeps_what_is_parked(world: World) -> None:
     job = world.scheduler.parking.begin([room], world.now_ms)
     assert isinstance(job, Flush)
     world.run(job)
+
+
+def test_a_hold_that_is_made_again_keeps_what_is_parked(world: World) -> None:
+    hold_and_park(world)
     resume(world, "any", "a/")
     hold(world, "any", "a/")
     go(world)
@@ -192,13 +197,7 @@ def test_what_is_parked_goes_though_more_than_a_tick_takes_waited_in_memory() ->
     """It was taken for held until something else woke it, with the next connection, say."""
     world = World(limits=replace(LIMITS, tick_rows_max=7))
     world.set_away(set())
-    hold(world, "any", "a/")
-    schedule(world, "a/1", "a/2", wait=5)
-    pass_time(world, 10)
-    [room] = world.scheduler.dispatcher.due.turns()
-    job = world.scheduler.parking.begin([room], world.now_ms)
-    assert isinstance(job, Flush)
-    world.run(job)
+    hold_and_park(world)
     schedule(world, *(f"a/of-{n}" for n in range(10)), wait=5)
     pass_time(world, 10)
     assert figures(world) == (0, 12, 12)
