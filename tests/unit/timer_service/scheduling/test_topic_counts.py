@@ -209,6 +209,7 @@ def test_beyond_the_limit_topics_that_are_gone_are_forgotten(
         topics.of(name).fired += 3 if name != "b" else 2
     before = dict(topics)
     assert list(before) == [OTHERS, "a", "b", "c", "d"]
+    assert len(set(topics.slots(np.array(list(targets.values()))).tolist())) == 5
 
     topics.forget(lambda topic: True)
     assert dict(topics) == before
