@@ -250,10 +250,11 @@ async def test_what_is_no_filter_is_refused_at_pull_and_at_join(
     assert caught.value.field == field
 
 
-async def test_random_expressions_are_answered_or_refused(client: Client) -> None:
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_expressions_are_answered_or_refused(client: Client, seed: int) -> None:
     topic = topic_name()
     await store(client, topic, orders(20))
-    random = Random(7)
+    random = Random(seed)
     words = "AND OR NOT IN IS NULL LIKE BETWEEN ( ) , = <> < > ' '' 'a' '%' 1 -2.5 price region"
     alphabet = [*words.split(), "TAGS", "\x00", "é", '"', "||"]
 
@@ -264,7 +265,7 @@ async def test_random_expressions_are_answered_or_refused(client: Client) -> Non
             return error.field
         return "answered"
 
-    texts = [" ".join(random.choices(alphabet, k=random.randrange(1, 12))) for _ in range(3_000)]
+    texts = [" ".join(random.choices(alphabet, k=random.randrange(1, 12))) for _ in range(500)]
     assert {await outcome(text) for text in texts} == {"answered", "filter"}
 
 
