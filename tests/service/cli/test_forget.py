@@ -3,13 +3,14 @@
 import pytest
 
 from duemq import errors
+from duemq.administering import forgetting
 from duemq.aio import Admin
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1.stubs import NameserverStub
 from duemq_cli.exits import Exit
 from tests.service.cli.commands import rows, run
 from tests.service.cut_link import link_to
-from tests.service.running_cluster import Cluster, running_cluster
+from tests.service.running_cluster import WAIT_S, Cluster, running_cluster
 
 TOPIC, GROUP = "orders", "billing"
 RESET = ("group", "reset", GROUP, "--topic", TOPIC, "--to", "earliest")
@@ -116,8 +117,10 @@ async def test_a_nameserver_that_is_away_is_named_and_told_later(tmp_path) -> No
         assert (await run(second, "topic", "list")).exit_code == Exit.OK
 
 
-async def test_while_one_nameserver_hears_it_no_other_gives_it_up(tmp_path) -> None:
-    async with running_cluster(tmp_path) as cluster:
+async def test_while_one_nameserver_hears_it_no_other_gives_it_up(tmp_path, monkeypatch) -> None:
+    # Else after a pause of 2 s a nameserver is taken for away, or its broker for lost.
+    monkeypatch.setattr(forgetting, "TIMEOUT_S", WAIT_S)
+    async with running_cluster(tmp_path, heartbeat_period=WAIT_S) as cluster:
         first = cluster.nameserver
         await cluster.start_nameserver()
         second = cluster.nameserver
