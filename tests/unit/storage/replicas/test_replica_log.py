@@ -559,6 +559,9 @@ def test_damage_between_entries_is_found_wherever_it_lies(
     log.verify(log.start_position, segment.start + 136)
     with pytest.raises(CorruptLog):
         log.verify(segment.start + 200, log.written_position)
+    log._disk.open(segment.path).pwritev([b"other"], 60)  # nor is there a whole one before
+    with pytest.raises(CorruptLog, match=f"position {segment.start}:"):
+        log.verify(segment.start + 200, log.written_position)
 
 
 def test_who_looks_for_an_entry_takes_no_copy_of_one_for_it(
