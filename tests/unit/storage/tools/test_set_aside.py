@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from duemq_server.storage import recovery
 from duemq_server.storage.__main__ import main
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.durable_mark import FILE_NAME
@@ -128,7 +129,12 @@ def test_a_start_names_no_position_where_all_can_be_read_by_now(
     assert len(bodies(disk)) == 10
 
 
-def test_a_bad_sector_behind_the_entries_has_the_position_of_their_end() -> None:
+@pytest.mark.parametrize("chunk", [recovery.CHUNK_BYTES, PAGE_BYTES], ids=["near", "far"])
+def test_a_bad_sector_behind_the_entries_has_the_position_of_their_end(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is not read with them, but by who looks for more."""
+    monkeypatch.setattr(recovery, "CHUNK_BYTES", chunk)
     disk = FaultyDisk()
     written(disk, kind=7)
     log = SegmentedLog.open(LOG, disk, segment_bytes=1 << 20)
