@@ -268,7 +268,7 @@ class Member:
         while True:
             self.service = LinesService(self.directory, self.disk)
             self.replica = Replica(self.settings, self.service)
-            await self.replica.start()
+            await self._start(self.replica)
             try:
                 await self.replica.run(self.stopping)
             except BeginAnew:
@@ -277,6 +277,15 @@ class Member:
             await self.replica.stop()
             return
 
+    async def _start(self, replica: Replica) -> None:
+        """To its end, even when killed: gRPC cannot stop what was cancelled in its start."""
+        starting = asyncio.create_task(replica.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            raise
+
     async def _vanish(self) -> None:
         """As a process that executes itself anew, or is killed: its files are just closed."""
         replica = self.replica
@@ -284,9 +293,6 @@ class Member:
             return
         replica.term = None
         leading = replica.leading
-        if not replica.started:
-            await replica.server._server.stop(0)
-            return
         campaign = replica.campaign
         if self.service.term is not None:
             await self.service.term.stop(handed_over=False)
