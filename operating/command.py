@@ -142,8 +142,9 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
 
     `duemq replica status GROUP` says which replica has the last epoch in its log and, of those, the
     longest log: adopt that one.  What only others have is lost: where one has more, leads still, or
-    does not answer, it is done with --accept-loss alone.  Says what would happen and asks; without
-    a terminal it is done with --yes alone.  With --json, an object: group, name, address, done,
+    does not answer, it is done with --accept-loss alone, and the group is a new store then, as
+    after `duemq replica elect`.  Says what would happen and asks; without a terminal it is done
+    with --yes alone.  With --json, an object: group, name, address, done,
     text; remedy, where nothing was done.
 
     \b
@@ -155,11 +156,16 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     chosen = asking.replica(replica)
     losses = _only_others_have(asking, chosen)
     refused = bool(losses) and not accept_loss
+
+    def ask(to: ReplicationStub, request: pb.DecideRequest) -> Awaitable[pb.Decided]:
+        request.accept_loss = bool(losses)
+        return to.Adopt(request, timeout=asking.timeout_s)
+
     return decide(
         session,
         asking,
         chosen,
-        lambda to, request: to.Adopt(request, timeout=asking.timeout_s),
+        ask,
         agreed=lambda: not refused and (yes or asked(session, "Adopt it?")),
         remedy=f"say {'--accept-loss' if refused else '--yes'} to have it done",
         losses=losses,

@@ -67,7 +67,7 @@ class Follower:
     ) -> None:
         """`start`, `end` and `durable` of its log; `committed`: what it knows to be.
 
-        `former_to`: up to where a history has taken effect here that an election has replaced,
+        `former_to`: up to where a history has taken effect here that a decision has replaced,
         which accepted a loss.
 
         Raises Refused for a record of a lower epoch than the log's last, or a log that this release

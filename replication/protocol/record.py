@@ -17,7 +17,7 @@ in_sync        [[name, disk id], …]
 members        [name, …]: who may take part
 registered_ms  of the last takeover, Unix; grows with each
 log_version    the newest log format that every member reads
-formers        [store_id, …] that elections which accepted a loss have replaced; only if there are
+formers        [store_id, …] that decisions which accepted a loss have replaced; only if there are
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMAT = 1
 RECORD_BYTES_MAX = 2048
 MEMBERS_MAX = 7
 FORMERS_MAX = 8
-"""Elections that a replica may have missed; after more it needs an empty directory."""
+"""Such decisions that a replica may have missed; after more it needs an empty directory."""
 LOG_VERSION = 1
 """The newest that this release reads."""
 LEAP_MIN = 1 << 31
@@ -185,7 +185,8 @@ def adopted(
 ) -> Record:
     """An operator says that this log is the group's: rule 7.  It takes over as ever then.
 
-    `leap`: see `elected`; 0 for a log that nobody has led.
+    Where others may have more, it is to be `renamed`.  `leap`: see `elected`; 0 for a log that
+    nobody has led.
     """
     known = record.epoch if record is not None else 0
     return Record(
@@ -250,28 +251,35 @@ def taken_over(
 def elected(record: Record, me: ReplicaId, store_id: int, last_epoch: int, leap: int) -> Record:
     """An operator accepts a loss: `me`, which need not be in sync, takes over as ever then.
 
-    Rule 8: the group gets a new store_id, so that no timer handle, fetch position or cached offset
-    of the lost history meets the new one.  `leap`: what the epoch grows by, LEAP_MIN or more and
-    another one at each decision.  A record that is gone or was set back does not tell which epochs
-    others have led: one number for two leaders would pass for what both logs have in common.
-    Raises Refused.
+    The group is `renamed`.  `leap`: what the epoch grows by, LEAP_MIN or more and another one at
+    each decision.  A record that is gone or was set back does not tell which epochs others have
+    led: one number for two leaders would pass for what both logs have in common.  Raises Refused.
     """
     check_readable(record)
-    if store_id == record.store_id:
-        raise Refused("an election that accepts a loss needs a new store_id")
     if me.name not in record.members:
         _check_room(record)
-    return replace(
+    elected = replace(
         record,
-        store_id=store_id,
         epoch=max(record.epoch, last_epoch) + 1 + leap,
         leader=None,
         address="",
         members=record.members | {me.name},
         in_sync=frozenset({me}),
         revision=record.revision + 1,
-        formers=(*record.formers, record.store_id)[-FORMERS_MAX:],
     )
+    return renamed(elected, store_id)
+
+
+def renamed(record: Record, store_id: int) -> Record:
+    """Rule 8: whatever accepts a loss makes a new store_id.
+
+    No timer handle, fetch position or cached offset of the lost history meets the new one, and a
+    replica that has some of it gives that up.  Raises Refused.
+    """
+    if store_id == record.store_id:
+        raise Refused("what accepts a loss needs a new store_id")
+    formers = (*record.formers, record.store_id)[-FORMERS_MAX:]
+    return replace(record, store_id=store_id, formers=formers)
 
 
 # -- by the leader ----------------------------------------------------------

@@ -164,7 +164,7 @@ class Operators:
         finally:  # without a successor it stands again, like any other
             asyncio.get_running_loop().call_later(ANSWER_S, leading.give_up)
 
-    async def adopt(self, *, confirmed: bool) -> str:
+    async def adopt(self, *, confirmed: bool, accept_loss: bool = False) -> str:
         """See Member."""
         life = self._life
         self._check_idle()
@@ -186,8 +186,12 @@ class Operators:
             last_epoch=campaign.copy.epochs.last,
             leap=_leap(),
         )
+        if accept_loss:
+            wanted = records.renamed(wanted, _new_store_id())
         end = life.state.log.end_position
         text = f"{life.me} with {end} bytes of log is {life.settings.name}'s history from now on"
+        if accept_loss:
+            text += ", as a new store"
         return await self._decide(found, wanted, text, confirmed=confirmed)
 
     async def elect(self, *, confirmed: bool) -> str:
@@ -197,11 +201,10 @@ class Operators:
         found = await self._read()
         if found is None:
             raise InvalidArgument("there is no record: adopt a replica instead", field="replica")
-        store_id = int.from_bytes(secrets.token_bytes(8), "little")
         last = campaign.copy.epochs.last
         try:
             campaign.copy.check_history(found.record)
-            wanted = records.elected(found.record, life.me, store_id, last, _leap())
+            wanted = records.elected(found.record, life.me, _new_store_id(), last, _leap())
         except Refused as refused:
             raise InvalidArgument(str(refused), field="replica") from refused
         if campaign.role == "follower":
@@ -275,6 +278,10 @@ class Operators:
                 " `duemq replica status` before you ask again"
             ) from error
         return text
+
+
+def _new_store_id() -> int:
+    return int.from_bytes(secrets.token_bytes(8), "little")
 
 
 def _leap() -> int:

@@ -41,8 +41,11 @@ class Member(Protocol):
         """Raises Unavailable, InvalidArgument, Timeout."""
         ...
 
-    async def adopt(self, *, confirmed: bool) -> str:
-        """What was done, or would be.  Raises InvalidArgument, Unavailable."""
+    async def adopt(self, *, confirmed: bool, accept_loss: bool) -> str:
+        """What was done, or would be.  Raises InvalidArgument, Unavailable.
+
+        `accept_loss`: others may have more, and it is lost.
+        """
         ...
 
     async def elect(self, *, confirmed: bool) -> str:
@@ -85,7 +88,9 @@ class ReplicationServicer:
 
     async def Adopt(self, request: pb.DecideRequest, _: Any) -> pb.Decided:
         """An operator says that this log is the group's."""
-        text = await self._member.adopt(confirmed=request.confirmed)
+        text = await self._member.adopt(
+            confirmed=request.confirmed, accept_loss=request.accept_loss
+        )
         return pb.Decided(text=text, done=request.confirmed)
 
     async def Elect(self, request: pb.DecideRequest, _: Any) -> pb.Decided:

@@ -164,6 +164,24 @@ def test_an_operator_accepts_a_loss(cluster: EmbeddedCluster, comes_back: bool) 
     assert stored(cluster, topic) == [b"kept", b"new"]
 
 
+def test_an_operator_accepts_a_loss_where_the_record_is_gone(cluster: EmbeddedCluster) -> None:
+    topic, (leader, follower) = topic_name(), roles(cluster, GROUP)
+    send(cluster, topic, b"kept")
+    cluster.kill(follower, restart=False)
+    send(cluster, topic, b"lost")
+    cluster.kill(leader, restart=False)
+    (cluster.data_dir("leases") / f"{GROUP}.record").unlink()
+    cluster.start_member(follower)
+    adopt = ("replica", "adopt", follower, "--yes")
+    until(lambda: "does not answer" in duemq_says(cluster, *adopt))
+    assert duemq(cluster.nameserver, *adopt).returncode == Exit.FAILED
+    assert duemq(cluster.nameserver, *adopt, "--accept-loss").returncode == Exit.OK
+    send(cluster, topic, b"new")
+    cluster.start_member(leader)
+    cluster.wait_ready(WAIT_S)
+    assert stored(cluster, topic) == [b"kept", b"new"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("comes_back", [False, True], ids=["lost", "comes back"])
 def test_an_operator_accepts_a_loss_of_timers(cluster: EmbeddedCluster, comes_back: bool) -> None:

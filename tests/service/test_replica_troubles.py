@@ -80,7 +80,24 @@ async def test_who_has_what_its_leader_lost_takes_no_snapshot(running, tmp_path)
         assert late.replica.state.log.end_position == end
 
 
-async def test_who_has_what_an_operator_gave_up_takes_a_snapshot_and_is_no_exception_then(running):
+async def elect(member: Member) -> None:
+    await member.replica.operators.elect(confirmed=True)
+
+
+async def adopt(member: Member) -> None:
+    """Where the record is gone."""
+    leases = Path(member.settings.lease_store.removeprefix("file:"))
+    (leases / f"{member.settings.name}.record").unlink()
+    await member.replica.operators.adopt(confirmed=True, accept_loss=True)
+
+
+decisions = pytest.mark.parametrize("accept_loss", [elect, adopt])
+
+
+@decisions
+async def test_who_has_what_an_operator_gave_up_gives_it_up_and_is_no_exception_then(
+    running, accept_loss
+):
     async with running(3, lease_duration=LASTING_S, min_insync=1) as (group, _, leader):
         late, _ = others_of(group, leader)
         await leader.term.write(b"kept")
@@ -92,7 +109,7 @@ async def test_who_has_what_an_operator_gave_up_takes_a_snapshot_and_is_no_excep
             await member.kill()
         late.start()
         await until(lambda: bool(late.reason))
-        await late.replica.operators.elect(confirmed=True)
+        await accept_loss(late)
         await until(lambda: late.term is not None)
         await late.term.write(b"new")
         leader.start()
@@ -102,7 +119,10 @@ async def test_who_has_what_an_operator_gave_up_takes_a_snapshot_and_is_no_excep
         await until(lambda: leader.replica.campaign.copy.former_to(record) is None)
 
 
-async def test_who_has_a_snapshot_of_what_an_operator_gave_up_takes_another_one(running):
+@decisions
+async def test_who_has_a_snapshot_of_what_an_operator_gave_up_takes_another_one(
+    running, accept_loss
+):
     """Its log ends where both have all, and is not all that it has."""
     async with running(3, lease_duration=LASTING_S, min_insync=1) as (group, _, leader):
         late, other = others_of(group, leader)
@@ -119,7 +139,7 @@ async def test_who_has_a_snapshot_of_what_an_operator_gave_up_takes_another_one(
         await leader.kill()
         other.start()
         await until(lambda: bool(other.reason))
-        await other.replica.operators.elect(confirmed=True)
+        await accept_loss(other)
         await until(lambda: other.term is not None)
         late.start()
         await until(lambda: late.role[0] == "follower")

@@ -67,7 +67,7 @@ class LogCopy:
                 self._told_epoch = begins[-1].epoch
 
     def former_to(self, record: Record) -> int | None:
-        """Up to where a history has taken effect here that an election has replaced, which accepted
+        """Up to where a history has taken effect here that a decision has replaced, which accepted
         a loss; None: what is here is of the group's.
 
         Until that has nothing that the leader's has not, and takes the store id.  Raises Refused.

@@ -238,10 +238,12 @@ class HandOverResponse(_message.Message):
     def __init__(self, leader: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class DecideRequest(_message.Message):
-    __slots__ = ("confirmed",)
+    __slots__ = ("confirmed", "accept_loss")
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_LOSS_FIELD_NUMBER: _ClassVar[int]
     confirmed: bool
-    def __init__(self, confirmed: bool = ...) -> None: ...
+    accept_loss: bool
+    def __init__(self, confirmed: bool = ..., accept_loss: bool = ...) -> None: ...
 
 class Decided(_message.Message):
     __slots__ = ("text", "done")

@@ -34,6 +34,8 @@ class Played:
     in_sync: bool = True
     changes: list[pb.Change] = field(default_factory=list)
     decided: list[tuple[str, bool]] = field(default_factory=list)
+    accept_loss: bool = False
+    """What was said last."""
     handed_to: list[str] = field(default_factory=list)
     address: str = ""
     log: tuple[int, int] = (3, 12_345)
@@ -77,6 +79,7 @@ class Played:
 
     def _decided(self, what: str, request: pb.DecideRequest) -> pb.Decided:
         self.decided.append((what, request.confirmed))
+        self.accept_loss = request.accept_loss
         if request.confirmed:
             return pb.Decided(text="it leads", done=True)
         return pb.Decided(text="4096 bytes would be lost")
@@ -289,6 +292,9 @@ async def test_adopt_without_a_terminal_wants_a_yes(group: Group) -> None:
     assert b.decided == [("adopt", False)]
     done = await duemq(group, "adopt", "g/b", "--yes")
     assert (done.exit_code, b.decided[1:]) == (Exit.OK, [("adopt", False), ("adopt", True)])
+    assert not b.accept_loss
+    await duemq(group, "adopt", "g/b", "--yes", "--accept-loss")
+    assert not b.accept_loss  # there is none: the group need not be a new store
 
 
 @pytest.mark.parametrize("log", [(3, 12_346), (4, 99)])
@@ -309,6 +315,7 @@ async def test_adopt_says_what_only_others_have_and_does_it_when_told_twice(
     assert ("adopt", True) not in b.decided
     done = await duemq(group, "adopt", "g/b", "--accept-loss", "--yes")
     assert (done.exit_code, b.decided[-1]) == (Exit.OK, ("adopt", True))
+    assert b.accept_loss
     assert (await duemq(group, "adopt", "g/a", "--yes")).exit_code == Exit.OK
 
 

@@ -84,6 +84,18 @@ async def test_what_an_operator_decides_gives_no_epoch_a_second_time() -> None:
         assert min(epochs) >= 4 + records.LEAP_MIN
 
 
+@pytest.mark.parametrize("record", [None, Record("g", 7, frozenset("ab"), frozenset({B}), 3, B)])
+async def test_who_adopts_and_accepts_a_loss_gets_a_new_store(record: Record | None) -> None:
+    """What is cached of the lost history never meets the new one."""
+    store = Store(record)
+    assert "new store" in await operators(store).adopt(confirmed=True, accept_loss=True)
+    assert "new store" not in await operators(store).adopt(confirmed=True)
+    new, same = store.asked
+    assert new.store_id != 7
+    assert new.formers == (7,)
+    assert (same.store_id, same.formers) == (7, ())
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [(Conflict(None), "nothing was done"), (StoreError("no answer in time"), "may be done yet")],
