@@ -298,7 +298,7 @@ class Scheduler:
         blobs = [self.near.blobs[number] for number in self.near.blobs_of(ids).tolist()]
         batch = make_batch(rows, blobs, lane, lane.next_sequence, position, end)
         batch.target = target
-        batch.past_due = self.near.past_due(ids, rows.due_ms)
+        batch.past_due = rows.due_ms < np.array([blob.accepted_ms if blob else 0 for blob in blobs])
         self.near.remove(ids)
         self.fires.note(rows, now_ms)
         if rows.timer_key is not None:

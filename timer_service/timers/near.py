@@ -25,7 +25,7 @@ import numpy.typing as npt
 from duemq.errors import InvariantError
 from duemq_server.timer_service.timers.keys import NOWHERE, Keys, RowTable
 from duemq_server.timer_service.timers.rows import Blob, Rows, key_of, keys_of, new_rows, runs
-from duemq_server.timer_service.timers.wheel import Ids, Times, Wheel
+from duemq_server.timer_service.timers.wheel import Ids, Wheel
 
 FREE, WHEEL, READY, DROPPED_WHEEL, DROPPED_READY = range(5)
 _DROPPED = DROPPED_WHEEL - WHEEL  # from a state to the same one, dropped
@@ -118,13 +118,6 @@ class Near:
     def rows(self, ids: Ids) -> Rows:
         """Rows by number, copied."""
         return self._rows.take(ids)
-
-    def past_due(self, ids: Ids, due_ms: Times) -> npt.NDArray[np.bool_]:
-        """Which rows were past due when their broker accepted them."""
-        numbers, which = np.unique(self._blob[ids], return_inverse=True)
-        blobs = (self.blobs[number] for number in numbers.tolist())
-        accepted_ms = np.array([blob.accepted_ms if blob else 0 for blob in blobs])
-        return due_ms < accepted_ms[which]
 
     def take_due(self, now_ms: int, limit: int) -> Ids:
         """Takes pending rows that are due off the wheel, at most about `limit`, in due order."""
