@@ -117,7 +117,7 @@ bench: setup ## Runs every benchmark and writes bench.json.
 	$(RUN) duemq_server.bench.run_all bench.json
 
 clients: .venv-proto/.ready ## Builds the generated clients of tests/clients for the toolchains that are here, and fetches pyright.
-	failed=; for pair in go:go node:npm java:mvn pyright:npm; do \
+	failed=; for pair in go:go node:npm java:mvn rust:cargo pyright:npm; do \
 	  if ! command -v $${pair#*:} >/dev/null; then echo "no $${pair#*:}: $${pair%:*} is not tested"; continue; fi; \
 	  tests/clients/build.sh $${pair%:*} || failed="$$failed $${pair%:*}"; \
 	done; [ -z "$$failed" ] || { echo "FAILED to build the clients of:$$failed"; exit 1; }

@@ -19,7 +19,7 @@ LEFT_OUT = {
     "wheelhouse-traces",
     "duemqv1",
 }
-KINDS = "py|pyi|md|proto|sh|csv|tpl|properties|java|go|js|toml"
+KINDS = "py|pyi|md|proto|sh|csv|tpl|properties|java|go|js|rs|toml"
 NAMED = re.compile(rf"[\w.{{}},*/-]*\w[}}*]?\.(?:{KINDS})\b(?![\w/])")
 ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
 PATHS = re.compile(r"\b[a-z_]+/[a-z_/0-9]+\.py\b")

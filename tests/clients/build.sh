@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# build.sh go|node|java: fetches pinned dependencies, generates from protos/ and builds.
+# build.sh go|node|java|rust: fetches pinned dependencies, generates from protos/ and builds.
 # build.sh pyright: fetches the type checker that checks programs of the Python client.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -30,6 +30,10 @@ build_pyright() {
 
 build_java() {
   cd java && mvn -q -B -ntp package
+}
+
+build_rust() {
+  cd rust && cargo build --quiet --locked --target-dir target
 }
 
 "build_$1"

@@ -14,6 +14,7 @@ import pytest
 
 from duemq import Admin, Producer, PullConsumer
 from duemq.errors import GroupNotFound
+from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import channel
 from duemq.v1 import nameserver_pb2
 from duemq.v1.stubs import NameserverStub
@@ -29,6 +30,7 @@ CLIENTS = {
     "go": (HERE / "go/bin/client", ["{built}"]),
     "node": (HERE / "node/node_modules", ["node", str(HERE / "node/main.js")]),
     "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Client"]),
+    "rust": (HERE / "rust/target/debug/client", ["{built}"]),
 }
 # The Python of `make proto`: it has gRPC and no DueMQ.
 PYTHON = ROOT / ".venv-proto/bin/python"
@@ -36,8 +38,11 @@ CONSUMERS = {
     "go": (HERE / "go/bin/consumer", ["{built}"]),
     "node": (HERE / "node/node_modules", ["node", str(HERE / "node/consumer.js")]),
     "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Consumer"]),
+    "rust": (HERE / "rust/target/debug/consumer", ["{built}"]),
     "python": (PYTHON, ["{built}", str(HERE / "python/consumer.py")]),
 }
+# Those that dial as the clients do.
+TLS_CONSUMERS = ["rust"]
 TIMER_KEYS = {
     "node": (HERE / "node/node_modules", ["node", str(HERE / "node/timer_keys.js")]),
     "python": (PYTHON, ["{built}", str(HERE / "python/timer_keys.py")]),
@@ -105,8 +110,12 @@ def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
     command = command_of(language, CLIENTS)
     done = run(command, cluster.nameserver, f"clients-{language}")
     assert done.returncode == 0, done.stderr
-    refused = "NotFound" if language == "go" else "NOT_FOUND"
+    refused = "NotFound" if language in {"go", "rust"} else "NOT_FOUND"
     assert json.loads(done.stdout) == {"ok": True, "records": 4, "refused": refused}
+
+
+def variables_of(tls):
+    return {"DUEMQ_TLS_CA": tls.ca, "DUEMQ_TLS_CERT": tls.cert, "DUEMQ_TLS_KEY": tls.key}
 
 
 @needs_openssl
@@ -116,10 +125,26 @@ def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
 def test_a_generated_client_speaks_tls(language, tls_cluster, ca):
     command = command_of(language, CLIENTS)
     mine = certificate(ca, f"{language}-client", san="DNS:client")
-    variables = {"DUEMQ_TLS_CA": mine.ca, "DUEMQ_TLS_CERT": mine.cert, "DUEMQ_TLS_KEY": mine.key}
-    done = run(command, tls_cluster.nameserver, f"clients-{language}", **variables)
+    done = run(command, tls_cluster.nameserver, f"clients-{language}", **variables_of(mine))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"]
+
+
+@needs_openssl
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", TLS_CONSUMERS)
+def test_a_generated_consumer_speaks_tls(language, tls_cluster, ca):
+    command = command_of(language, CONSUMERS)
+    topic = group = f"tls-{language}"
+    mine = certificate(ca, f"{language}-consumer", san="DNS:consumer")
+    settings = ProducerSettings(client=ClientSettings(tls=mine))
+    with Producer(tls_cluster.nameserver, settings=settings) as producer:
+        producer.send(topic, b"fail")
+    # It comes again, through the group's %RETRY% topic.
+    done = run(command, tls_cluster.nameserver, group, topic, "1", **variables_of(mine))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"body": "fail", "tag": "", "attempt": 1}
 
 
 @pytest.mark.toolchain
