@@ -5,7 +5,8 @@ Owned by: Tables.  Mutated by: the event loop.
 A queue's *fence* is the highest generation that has acquired it.  Pulls and commits of a lower
 generation are refused, so that a member which lost a queue without noticing moves nothing.
 Under one generation an offset never goes back: a commit may be overtaken by a later one.
-So are a generation's commits and send-backs where nothing was acquired: the group was deleted.
+So are a generation's commits and send-backs where nothing was acquired: the group was deleted; and
+what acquires under a generation that is not newer than the last fence of a deleted group.
 Generation 0 means no membership (a consumer that assigns its queues itself, an administrator): it
 is never fenced, and says where the group is, back or forth; back only from where it is, if the
 commit says from where.  Changes are entries of the commit log (journal.py), answered when durable.
@@ -30,6 +31,8 @@ SETTLED_QUEUE_MAX = 65_536
 SETTLED_MAX = 1_000_000
 # Of a row of the checkpoint.
 SETTLED_ROW = 1_000
+# The last groups that were deleted, remembered for their generations, by this process.
+DELETED_MAX = 1_000
 # A generation is a time in ms, times this, and the mark of the coordinator that made it: two that
 # do not know of each other never make the same.
 GENERATION_MARKS = 256
@@ -90,6 +93,7 @@ class Offsets:
         # Ascending, never empty.  Their groups are in _groups, perhaps without progress.
         self._settled: dict[GroupQueue, array[int]] = {}
         self._settled_count = 0
+        self._deleted: dict[str, int] = {}
 
     def find(self, key: GroupQueue) -> Progress | None:
         """None: the group never was there."""
@@ -138,14 +142,27 @@ class Offsets:
     ) -> Progress:
         """What the queue's progress becomes when `generation` takes it over; `put` makes it so.
 
-        `start` is where a group begins that was never there.  Raises FencedMember.
+        `start` is where a group begins that was never there.  A member of a group that was deleted
+        since must not make it anew.  Raises FencedMember.
         """
-        self.check_fence(key, generation)
         known = self.find(key)
+        self.check_fence(key, generation, known)
         if known is None:
+            self._check_not_deleted(key, generation)
             return Progress(start, generation)
         offset = min(max(known.offset, min_offset), max_offset)
         return Progress(offset, max(known.generation, generation))
+
+    def _check_not_deleted(self, key: GroupQueue, generation: int) -> None:
+        """Raises FencedMember, which names a generation to be newer than."""
+        last = self._deleted.get(key.group, 0)
+        if 0 < generation <= last:
+            raise FencedMember(
+                f"generation: {generation} of group {key.group}: the group was deleted since",
+                field="generation",
+                value=generation,
+                limit=last,
+            )
 
     def commit(
         self,
@@ -303,6 +320,11 @@ class Offsets:
 
     def forget_group(self, group: str) -> None:
         """The group is deleted."""
+        if generation := self.generation_of(group):
+            self._deleted.pop(group, None)
+            self._deleted[group] = generation
+            if len(self._deleted) > DELETED_MAX:
+                del self._deleted[next(iter(self._deleted))]
         self._entries -= len(self._groups.pop(group, ()))
         for key in [key for key in self._settled if key.group == group]:
             self.clear_settled(key)

@@ -316,6 +316,9 @@ async def test_a_late_word_of_a_member_does_not_bring_a_deleted_group_back(
     request = broker_pb2.SendBackRequest(group=GROUP, member_id="m", messages=[failed])
     [refused] = (await status.answer(client.broker.SendBack(request))).results
     assert refused.error.code == error_pb2.FENCED_MEMBER
+    assert {each.error.code for each in await acquire(client, topic, 5)} == {
+        error_pb2.FENCED_MEMBER
+    }
     with pytest.raises(GroupNotFound):
         await progress(client)
     # Who is no member says where the group is, as ever.

@@ -2,6 +2,7 @@ import pytest
 
 from duemq.errors import FencedMember, OffsetOutOfRange, Overloaded
 from duemq_server.broker.store.offsets import (
+    DELETED_MAX,
     SETTLED_QUEUE_MAX,
     SETTLED_ROW,
     GroupQueue,
@@ -54,6 +55,30 @@ def test_a_generation_that_acquired_nothing_commits_nothing() -> None:
         Offsets().commit(KEY, 5, 11, 100)
     assert (caught.value.field, caught.value.value, caught.value.limit) == ("generation", "5", "0")
     assert Offsets().commit(KEY, 0, 11, 100) == Progress(11, 0)
+
+
+def test_a_late_member_of_a_deleted_group_acquires_nothing() -> None:
+    """Another group may have the name by then; it is told what to be newer than."""
+    made = offsets(10, 6)
+    made.forget_group("billing")
+    for name in ("other", "billing"):
+        made.put(GroupQueue(name, "orders", 1), Progress(0, 7))  # of another queue
+        for generation in (5, 6):
+            with pytest.raises(FencedMember) as caught:
+                made.acquire(KEY, generation, 42, 0, 100)
+            assert caught.value.limit == "6"
+    assert made.acquire(KEY, 7, 42, 0, 100) == Progress(42, 7)
+
+
+def test_deleted_groups_that_are_remembered_are_bounded() -> None:
+    made = Offsets()
+    for number in range(DELETED_MAX + 1):
+        key = GroupQueue(f"g{number}", "orders", 0)
+        made.put(key, Progress(0, 5))
+        made.forget_group(key.group)
+    assert made.acquire(GroupQueue("g0", "orders", 0), 5, 42, 0, 100) == Progress(42, 5)
+    with pytest.raises(FencedMember):
+        made.acquire(GroupQueue("g1", "orders", 0), 5, 42, 0, 100)
 
 
 def test_a_commit_that_comes_late_moves_nothing_back() -> None:
