@@ -18,11 +18,18 @@ import struct
 import google_crc32c
 
 from duemq_server.storage.disk import Disk, DiskFile, write_all
+from duemq_server.storage.errors import CorruptFile
 
 FILE_NAME = "durable"
 _COVERED = struct.Struct("<4sQ")
 MARK_BYTES = 16
 MAGIC = b"DMQD"
+
+REMEDY = (
+    "Remove this file, and a start makes it anew: without it, as after a power failure, it may not"
+    " notice that the log has lost its end (a replica's data directory is emptied instead: it gets"
+    " everything from the one that leads)"
+)
 
 
 def encode(position: int) -> bytes:
@@ -49,10 +56,16 @@ class DurableMark:
         self._file: DiskFile | None = None
 
     def load(self) -> int:
-        """The position, 0 if unknown."""
+        """The position, 0 if unknown.
+
+        Raises CorruptFile for a bad sector: a mark that is written there next is no better off.
+        """
         if not self._disk.exists(self._path):
             return 0
-        return decode(bytes(self._disk.open(self._path).pread(MARK_BYTES, 0)))
+        try:
+            return decode(bytes(self._disk.open(self._path).pread(MARK_BYTES, 0)))
+        except OSError as error:
+            raise CorruptFile(self._path, 0, error.strerror or str(error), REMEDY) from error
 
     def store(self, position: int) -> None:
         """Remembers a position.  Raises DiskFull, DiskFailed."""

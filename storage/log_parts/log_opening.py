@@ -68,7 +68,7 @@ class OpenedLog(LogReader):
         checkpoint had seen: the owner starts over with `recover()` and saves a
         checkpoint before it appends.
 
-        Raises CorruptLog, UnknownVersion, DiskFull, DiskFailed.
+        Raises CorruptLog, CorruptFile, UnknownVersion, DiskFull, DiskFailed.
         """
         durable = self.was_durable_to = max(self._mark.load(), from_position)
         if not self._segments:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from duemq_server.storage.errors import CorruptLog, DiskFull
+from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 
@@ -44,6 +44,17 @@ def written(*groups: int) -> FaultyDisk:
 def forget_mark(disk: FaultyDisk) -> None:
     """As a power failure may: the mark is not synced."""
     disk.overwrite(MARK, 0, bytes(16))
+
+
+def test_a_mark_on_a_bad_sector_is_named_with_what_helps() -> None:
+    """What a start would write there is not better off."""
+    disk = written(1, 1)
+    disk.wear_out(MARK, 0)
+    with pytest.raises(CorruptFile, match=f"{MARK}, offset 0: Input/output.* Remove this file"):
+        recovered(disk)
+    disk.unlink(MARK)
+    assert recovered(disk) == BODIES[:2]
+    assert disk.exists(MARK)
 
 
 def test_garbage_after_the_end_is_cut_and_kept_aside(caplog: pytest.LogCaptureFixture) -> None:
