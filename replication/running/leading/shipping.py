@@ -35,7 +35,7 @@ PACE_MS = 500
 INLINE_BYTES = 8 << 20
 """So far behind the log's end its bytes are in memory; what lies before is read by a thread."""
 TOLD_MAX = 16
-"""Names of replicas of which is known what was told last."""
+"""Names of replicas, at a level each, of which is known what was told last."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Shipping:
         self._numbers = itertools.count(1)
         self._streams: dict[int, _Stream] = {}
         self._over = False
-        self._told: dict[str, str] = {}  # by name: what was told of it last
+        self._told: dict[tuple[str, int], str] = {}  # by name and level: what was told of it last
         self._parts: dict[str, LogPart] = {}  # by name of a member: what it was to compare last
 
     @property
@@ -156,7 +156,8 @@ class Shipping:
         except IndexError as error:
             raise Unavailable(f"retention was faster: {error}", field="position") from error
         except (StorageError, OSError) as error:
-            log.error("%s is not compared: %s; %s", hello.replica, error, ANOTHER_LEADER)
+            text = f"is not compared: {error}; {ANOTHER_LEADER}"
+            self._tell(hello.replica, text, logging.ERROR)
             return None
         part = self._parts[hello.replica.name] = LogPart(start, end, crc)
         return part
@@ -165,14 +166,15 @@ class Shipping:
         self._log.verify(start, end)
         return self._log.checksum(start, end)
 
-    def _tell(self, replica: ReplicaId, text: str) -> None:
+    def _tell(self, replica: ReplicaId, text: str, level: int = logging.INFO) -> None:
         """Told once: who is refused, or cannot take what comes, asks each second, for ever."""
-        if self._told.get(replica.name) == text:
+        key = replica.name, level
+        if self._told.get(key) == text:
             return
         if len(self._told) >= TOLD_MAX:
             self._told.clear()
-        self._told[replica.name] = text
-        log.info("%s %s", replica, text)
+        self._told[key] = text
+        log.log(level, "%s %s", replica, text)
 
     async def _hear(
         self, number: int, stream: _Stream, requests: AsyncIterator[Any], start: int

@@ -14,6 +14,7 @@ from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.leading.shipping import TOLD_MAX, Shipping
 from duemq_server.replication.running.v1 import replication_pb2 as pb
+from duemq_server.storage.errors import CorruptFile
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
 NOW_MS = 50_000
@@ -129,6 +130,34 @@ async def test_who_follows_from_one_place_again_and_again_is_a_line_of_the_log(
     assert caplog.messages == [f"{B} follows from 0 on"]
     await refused(made, "b", epoch=0)
     assert len(caplog.messages) == 2
+
+
+async def test_whose_log_is_not_compared_is_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It follows up to the damage, and asks again each second."""
+    caplog.set_level(logging.INFO)
+    made = shipping()
+
+    class Damaged(Log):
+        end_position = written_position = 100
+
+        def verify(self, start: int, end: int) -> None:
+            raise CorruptFile("00", 40, "CRC-32C is wrong", "Restore it")
+
+    class Answers:
+        async def __aiter__(self) -> AsyncIterator[pb.FromFollower]:
+            yield wire.to_answer(Answer(1, B, 0, 0))
+            for stream in made._streams.values():
+                stream.ended = True
+            made.wake()
+
+    made._log = Damaged()  # type: ignore[assignment]
+    hello = Hello("g", 7, B, 1, ((1, 0),), 0, 100, 1)
+    for _ in range(3):
+        await made.serve(hello, "h:1", Answers(), Context())  # type: ignore[arg-type]
+    assert caplog.messages[1:] == [f"{B} follows from 100 on"]
+    assert "is not compared: 00, offset 40" in caplog.messages[0]
 
 
 async def test_what_logs_have_in_common_is_read_once_as_long_as_it_stays_so() -> None:
