@@ -22,7 +22,7 @@ from duemq_server.replication.protocol.record import (
     ReplicaId,
 )
 from duemq_server.replication.running import snapshots, wire
-from duemq_server.replication.running.following.campaign import DISK_FULL, Campaign
+from duemq_server.replication.running.following.campaign import Campaign
 from duemq_server.replication.running.leading import Leading
 from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 from duemq_server.replication.running.record_store import RecordStore
@@ -245,12 +245,11 @@ class Operators:
             refusal = "this replica leads: nothing is to be decided"
         elif life.campaign.streams.installing is not None:
             refusal = "a snapshot takes the place of its log just now: try again"
-        elif life.state.log.disk_full:
-            refusal = f"{DISK_FULL}: it would not lead before there is space"
+        elif life.campaign.unfit:
+            refusal = f"it would not lead: {life.campaign.unfit}"
         else:
-            refusal = life.state.unfit
-        if refusal:
-            raise InvalidArgument(refusal, field="replica", value=life.settings.replica)
+            return
+        raise InvalidArgument(refusal, field="replica", value=life.settings.replica)
 
     async def _read(self) -> Found | None:
         try:

@@ -245,6 +245,19 @@ async def test_who_has_a_snapshot_without_its_log_does_not_stand(
         await it.won
 
 
+async def test_whose_disk_is_full_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It could not write that it leads; nor does an operator make it lead (`unfit`)."""
+    async with standing(monkeypatch, tmp_path, A, OwnStore()) as it:
+        it.state.log.disk_full = True
+        await until(lambda: it.campaign.reason == campaign.DISK_FULL or it.won.done())
+        assert not it.won.done()
+        assert it.campaign.unfit == campaign.DISK_FULL
+        it.state.log.disk_full = False
+        await it.won
+
+
 class NoLog:
     """Nothing comes to it."""
 

@@ -251,14 +251,19 @@ class Campaign:
 
     # -- standing -----------------------------------------------------------------------------
 
+    @property
+    def unfit(self) -> str:
+        """Why it cannot lead, whatever an operator says; empty: it can."""
+        # With a full disk it could not write that it leads.
+        return DISK_FULL if self._state.log.disk_full else self._state.unfit
+
     async def _stand(self) -> Found | None:
         found = self.found
         if found is None:
             return None
         await self.streams.leave()
-        # With a full disk it could not write that it leads.
-        if reason := DISK_FULL if self._state.log.disk_full else self._state.unfit:
-            self.note("joining", reason)
+        if self.unfit:
+            self.note("joining", self.unfit)
             return None
         if self._election.decide(self._read_ms) is not Decision.STAND:
             return None  # something came meanwhile, and its leader serves by the answer to it

@@ -51,7 +51,6 @@ def operators(
     *,
     unfit: str = "",
     installing: object = None,
-    full: bool = False,
 ) -> Operators:
     """Of a replica whose log ends in that epoch, and that does not lead."""
     copy = SimpleNamespace(epochs=SimpleNamespace(last=last_epoch), check_history=lambda _: None)
@@ -60,12 +59,13 @@ def operators(
         leading=None,
         settings=SimpleNamespace(name="g", replica="a", replicas=("a", "b")),
         me=A,
-        state=SimpleNamespace(
-            store_id=7, log=SimpleNamespace(end_position=800, disk_full=full), unfit=unfit
-        ),
+        state=SimpleNamespace(store_id=7, log=SimpleNamespace(end_position=800)),
         store=store,
         campaign=SimpleNamespace(
-            copy=copy, role="joining", streams=SimpleNamespace(installing=installing)
+            copy=copy,
+            role="joining",
+            streams=SimpleNamespace(installing=installing),
+            unfit=unfit,
         ),
     )
     return Operators(life)
@@ -127,9 +127,7 @@ async def test_what_was_done_by_a_request_that_was_repeated_is_done() -> None:
         await operators(store).adopt(confirmed=True)
 
 
-@pytest.mark.parametrize(
-    "known", [{"unfit": "its log ends"}, {"installing": object()}, {"full": True}]
-)
+@pytest.mark.parametrize("known", [{"unfit": "its log ends"}, {"installing": object()}])
 async def test_who_cannot_lead_is_not_made_to(known: dict[str, Any]) -> None:
     """The record would name it alone, and nobody would lead."""
     store = Store(Record("g", 7, frozenset("ab"), frozenset({B}), 3, B))
