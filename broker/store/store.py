@@ -384,15 +384,11 @@ class Store:
 
     # -- checkpoint and stop ----------------------------------------------------------------------
 
-    def snapshot(self) -> CheckpointState:
-        """The state as of everything appended so far.
+    def freeze(self) -> Callable[[], CheckpointState]:
+        """As Tables.freeze, of the state as of everything appended so far.
 
         It must not be saved before the log is durable up to its position.
         """
-        return self.freeze()()
-
-    def freeze(self) -> Callable[[], CheckpointState]:
-        """As Tables.freeze, of `snapshot`."""
         position = self.log.end_position
         self.tables.epochs.drop_before(self.log.start_position)
         return self.tables.freeze(position, self.log.recovery_start(position))

@@ -188,6 +188,6 @@ def test_what_goes_while_its_run_is_built_gets_none() -> None:
     assert not builder.build(spans[-1])
     store.delete_topic("orders")
     settle(store)
-    store.tables.erase_deleted(store.snapshot())
+    store.tables.erase_deleted(store.freeze()())
     assert not builder.build(spans[0])
     assert not [path for path in disk.paths if "orders" in path or TEMPORARY in path]

@@ -56,7 +56,7 @@ def acknowledge_unsynced(store: Store) -> None:
 
 
 def save(store: Store, disk: FaultyDisk) -> None:
-    taken = store.snapshot()
+    taken = store.freeze()()
     settle(store)
     for queue in store.all_queues():
         queue.sync()

@@ -97,7 +97,7 @@ class Life:
         """What the checkpoint loop does."""
 
         def saved() -> None:
-            state = self.store.snapshot()
+            state = self.store.freeze()()
             settle(self.store)
             self.store.check_shown()
             state = self.store.tables.without_deleted(state)

@@ -45,7 +45,7 @@ def settle(store: Store) -> None:
 
 def save(store: Store, disk: Disk) -> None:
     """What the checkpoint loop does."""
-    state = store.snapshot()
+    state = store.freeze()()
     settle(store)
     for queue in store.all_queues():
         queue.sync()

@@ -190,10 +190,10 @@ class StandbyMachine(RuleBasedStateMachine):
                 self.leader.settle()
 
     def take_checkpoint(self) -> None:
-        self.taken = self.leader.store.snapshot()
+        self.taken = self.leader.store.freeze()()
 
     def save_checkpoint(self) -> None:
-        taken, self.taken = self.taken or self.leader.store.snapshot(), None
+        taken, self.taken = self.taken or self.leader.store.freeze()(), None
         save(self.leader.store, taken, self.leader.disk)
         self.saved_at, self.saved_end = taken.position, self.leader.log.end_position
 

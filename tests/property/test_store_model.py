@@ -157,7 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     @survives
     def take_checkpoint(self) -> None:
-        self.taken = self.store.snapshot()
+        self.taken = self.store.freeze()()
 
     @rule()
     @survives

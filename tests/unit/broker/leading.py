@@ -76,7 +76,7 @@ class Leader:
 
     def checkpoint(self) -> None:
         self.settle()
-        save(self.store, self.store.snapshot(), self.disk)
+        save(self.store, self.store.freeze()(), self.disk)
 
     def retain(self, position: int) -> None:
         self.store.tables.drop_before(position)

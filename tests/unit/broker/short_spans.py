@@ -24,7 +24,7 @@ def short_spans() -> Iterator[None]:
 
 def save(store: Store, disk: Disk) -> None:
     """A checkpoint, and all runs that it allows."""
-    state = store.snapshot()
+    state = store.freeze()()
     settle(store)
     queues = store.all_queues()
     for queue in queues:

@@ -241,7 +241,7 @@ def with_a_quiet_topic(world: World) -> None:
     world.send(100)
     for queue in world.store.all_queues():
         queue.sync()
-    recovery.save_checkpoint("/data", world.store.snapshot(), world.disk)
+    recovery.save_checkpoint("/data", world.store.freeze()(), world.disk)
     world.store.close()
     world.store = opened(world.disk)
     world.keep(retention_bytes=SEGMENT_BYTES)

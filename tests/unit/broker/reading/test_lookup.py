@@ -215,7 +215,7 @@ def test_a_topic_that_is_deleted_meanwhile_has_no_first() -> None:
     [queue, *_] = store.queues_of("orders")
     queue.sync()
     store.delete_topic("orders")
-    store.tables.erase_deleted(store.snapshot())
+    store.tables.erase_deleted(store.freeze()())
     assert time_search.first_stored_since(queue, 1_005) == queue.max_offset
 
 

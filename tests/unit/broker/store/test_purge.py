@@ -181,7 +181,7 @@ def test_a_checkpoint_removes_no_files_of_a_purge_after_it(
     store = filled(disk)
     offset_changes.purge(store, "orders", {0: 2})
     settle(store)
-    taken = store.snapshot()
+    taken = store.freeze()()
     save(store, disk)
     offset_changes.purge(store, "orders", {0: 4})  # nobody has an answer yet
     store.tables.erase_deleted(taken)

@@ -57,7 +57,7 @@ def test_only_a_checkpoint_that_is_damaged_may_be_removed(name: str) -> None:
     disk = FaultyDisk()
     store = opened(disk)
     send(store)
-    recovery.save_checkpoint(DATA, store.snapshot(), disk)
+    recovery.save_checkpoint(DATA, store.freeze()(), disk)
     Marker(DATA, UNSYNCED, disk).put(b"first")
     disk.flip(f"{DATA}/{name}", 25)
     with pytest.raises(CorruptFile, match="Restore the data directory") as refused:
@@ -73,7 +73,7 @@ def test_retention_needs_no_checkpoint_of_this_process(monkeypatch: pytest.Monke
     disk = FaultyDisk()
     store = opened(disk)
     send(store)
-    state = store.snapshot()
+    state = store.freeze()()
     sync = disk.fsync_dir
 
     def fsync_dir(path: str) -> None:
@@ -101,7 +101,7 @@ def test_where_consume_queues_were_lost_retention_waits_for_a_checkpoint() -> No
     disk = FaultyDisk()
     store = opened(disk)
     send(store)
-    state = store.snapshot()
+    state = store.freeze()()
     save(store, state, disk)
     send(store)
     disk.unlink(next(path for path in disk.paths if "consumequeue/orders" in path))
@@ -112,7 +112,7 @@ def test_where_consume_queues_were_lost_retention_waits_for_a_checkpoint() -> No
 def beyond_a_checkpoint_on_a_full_disk() -> FaultyDisk:
     disk = FaultyDisk()
     store = opened(disk)
-    save(store, store.snapshot(), disk)
+    save(store, store.freeze()(), disk)
     for _ in range(30):
         store.send(batch([b"x"] * 100), NOW_MS)
     while store.log.write_pending():
@@ -129,10 +129,10 @@ def test_a_start_on_a_full_disk_keeps_in_memory_what_the_queues_lack() -> None:
     assert (queue.min_offset, queue.max_offset, queue.next_offset) == (0, 3_000, 3_000)
     entries = bytes(queue.page(0, 3_000))
     with pytest.raises(DiskFull):
-        save(store, store.snapshot(), disk)
+        save(store, store.freeze()(), disk)
     disk.capacity_bytes = None
     send(store)
-    save(store, store.snapshot(), disk)
+    save(store, store.freeze()(), disk)
     again = opened(disk.after_power_cut(None)).queue("orders", 0)
     assert again.max_offset == 3_030
     assert bytes(again.page(0, 3_000)) == entries
@@ -225,7 +225,7 @@ def test_a_file_among_the_folders_of_topics_is_in_nobodys_way(tmp_path: Path) ->
     stray = tmp_path / "consumequeue" / ".DS_Store"
     stray.touch()
     store.delete_topic("orders")
-    store.tables.erase_deleted(store.snapshot())
+    store.tables.erase_deleted(store.freeze()())
     assert os.listdir(stray.parent) == [stray.name]
     store.close()
     os.unlink(tmp_path / recovery.STORE_ID)

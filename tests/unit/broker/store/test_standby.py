@@ -202,7 +202,7 @@ def test_a_followers_checkpoint_keeps_the_epochs_of_its_own_log() -> None:
         send(leader, 10 * number)
         leader.again()
     standby = follower(leader, disk)
-    epochs = leader.store.snapshot().epochs
+    epochs = leader.store.freeze()().epochs
     standby.checkpoint()
     standby.drop_before(leader.committed)
     leader.store.send(batch([b"one more"]), NOW_MS)
@@ -626,7 +626,7 @@ def test_what_is_kept_of_a_group_is_one_entry_and_nothing_if_it_is_known() -> No
 
 def test_a_checkpoint_without_epochs_has_the_version_that_it_had() -> None:
     store = recovery.open_store(DATA, FaultyDisk(), SETTINGS).store
-    state: CheckpointState = store.snapshot()
+    state: CheckpointState = store.freeze()()
     assert state.epochs == ()
     store.tables.epochs.note(3, 0)
-    assert store.snapshot().epochs == ((3, 0),)
+    assert store.freeze()().epochs == ((3, 0),)

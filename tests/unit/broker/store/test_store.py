@@ -68,7 +68,7 @@ def settle(store: Store) -> None:
 
 
 def save(store: Store, disk: FaultyDisk) -> None:
-    taken = store.snapshot()
+    taken = store.freeze()()
     settle(store)
     for queue in store.all_queues():
         queue.sync()
@@ -480,7 +480,7 @@ def test_journal_entries_round_trip() -> None:
 
 
 def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
-    taken = opened(FaultyDisk()).snapshot()._replace(lanes=b"\x00lanes")
+    taken = opened(FaultyDisk()).freeze()()._replace(lanes=b"\x00lanes")
     payload = b"".join(checkpoint_state.encode(taken))
     assert checkpoint_state.decode(payload) == taken
     with pytest.raises(UnknownVersion):
@@ -488,7 +488,7 @@ def test_the_checkpoint_round_trips_and_knows_its_version() -> None:
 
 
 def test_a_long_list_of_the_checkpoint_is_made_in_pieces() -> None:
-    taken = opened(FaultyDisk()).snapshot()
+    taken = opened(FaultyDisk()).freeze()()
     taken = taken._replace(offsets=[["g", "t", at, at, 5] for at in range(2 * ROWS_AT_ONCE + 1)])
     assert checkpoint_state.decode(b"".join(checkpoint_state.encode(taken))) == taken
 
@@ -506,12 +506,12 @@ def test_a_checkpoint_is_as_of_when_it_was_taken_whatever_comes_meanwhile() -> N
         store.create_topic(f"t{number}")
 
     change(0)
-    expected, frozen = store.snapshot(), store.freeze()
+    expected, frozen = store.freeze()(), store.freeze()
     change(1)
     store.producers.forget_beyond(0)
     group_changes.delete(store, "billing")
     store.delete_topic("orders")
-    assert store.snapshot() != expected
+    assert store.freeze()() != expected
     assert frozen() == expected
 
 
