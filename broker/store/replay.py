@@ -116,7 +116,7 @@ class Replay:
                 tables.reset_offsets(self._offsets(entry))
             case journal.SETTLED:
                 for group_queue, settled in journal.read_settled(entry.body):
-                    if group_queue.topic in tables.topics:
+                    if self._knows(group_queue):
                         tables.offsets.settle(group_queue, settled)
             case journal.GROUP_PUT:
                 tables.groups.put(journal.read_group_put(entry.body))
@@ -139,7 +139,14 @@ class Replay:
 
     def _offsets(self, entry: Entry) -> list[tuple[GroupQueue, Progress]]:
         changes = journal.read_offsets(entry.body)
-        return [(key, progress) for key, progress in changes if key.topic in self._tables.topics]
+        return [(key, progress) for key, progress in changes if self._knows(key)]
+
+    def _knows(self, key: GroupQueue) -> bool:
+        """Whether the topic is known; then it has that queue, as in _queue_of."""
+        known = key.topic in self._tables.topics
+        if known:
+            self._queue_of(key.topic, key.queue_id)
+        return known
 
     def _frame(self, position: int, found: frame.Frame) -> None:
         self._tables.stamp(found.store_ms)
@@ -183,14 +190,15 @@ class Replay:
         """The queue of a frame.
 
         In a rebuild without a checkpoint, retention may have removed the entry that made the topic:
-        then it has at least the queues that there are frames of.  If it was deleted, the entry
-        that says so comes after the frames.
+        then it has as many queues as one that is made now, and at least those that there are frames
+        of, or a group's offsets.  If it was deleted, the entry that says so comes after these.
         """
         tables = self._tables
         known = tables.topics.find(name) if name in tables.topics else None
         if known is None:
-            queues = max(self._settings.default_queues, queue_id + 1)
-            tables.put_topic(tables.topics.plan(name, queues))
+            own = self._settings.timer_queues if name == names.TIMER_TOPIC else 0
+            topic = tables.topics.plan(name, own)
+            tables.put_topic(replace(topic, queues=max(topic.queues, queue_id + 1)))
         elif queue_id >= known.queues:
             grown = replace(known, queues=queue_id + 1)
             tables.queues.grow(grown)
@@ -207,7 +215,7 @@ class Replay:
         for topic, queue_id, offset in retry_record.sources(found.payload, found.sizes):
             offsets.setdefault(GroupQueue(group, topic, queue_id), []).append(offset)
         for key, settled in offsets.items():
-            if key.topic in tables.topics:
+            if self._knows(key):
                 tables.offsets.settle(key, settled)
         if found.timed:
             tables.count_retries(group, found.count)

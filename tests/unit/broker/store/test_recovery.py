@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from duemq.protocol.names import TIMER_TOPIC, retry_topic
+from duemq_server.broker.records import batch as batches
 from duemq_server.broker.store import recovery, retention
+from duemq_server.broker.store.changes import offset_changes
+from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.disk import RealDisk, RealFile
@@ -95,6 +100,47 @@ def test_retention_needs_no_checkpoint_of_this_process(monkeypatch: pytest.Monke
     again = opened(disk.after_power_cut(None))
     assert again.log.start_position == store.log.start_position > 0
     assert again.queue("orders", 0).max_offset == 60
+
+
+def test_a_quiet_queue_is_there_where_a_group_has_an_offset_in_it() -> None:
+    """Of its topic retention has removed the making, and a lost checkpoint knew it."""
+    disk = FaultyDisk()
+    store = opened(disk)
+    queues = 3 * SETTINGS.default_queues
+    store.create_topic("orders", queues)
+    send(store)
+    last = GroupQueue("billing", "orders", queues - 1)
+    offset_changes.put(store, "billing", [(last, Progress(0, 3))])
+    send(store)
+    save(store, store.freeze()(), disk)
+    begin = store.log.segments[1].start
+    store.tables.drop_before(begin)
+    store.log.delete_before(begin)
+    disk = disk.after_kill()
+    disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
+    again = opened(disk)
+    assert again.offsets.find(last) == Progress(0, 3)
+    assert again.queue("orders", queues - 1).max_offset == 0
+    assert again.topics.find("orders").queues == queues
+
+
+def test_the_brokers_own_topics_have_their_queues_after_a_rebuild() -> None:
+    """As they are made: the number of timer queues never changes."""
+    disk, settings = FaultyDisk(), replace(SETTINGS, timer_queues=6)
+    store = recovery.open_store(DATA, disk, settings, segment_bytes=SEGMENT_BYTES).store
+    retries = retry_topic("billing")
+    store.create_topic(retries)
+    send(store)
+    begin = store.log.segments[1].start
+    columns = batches.check(batch([b"again"]), settings.limits, 100)
+    store.append_frame(store.queue(retries, 0), columns, NOW_MS)
+    store.send(batch([b"later"], delays_ms=bytes(8)), NOW_MS)
+    send(store)
+    store.tables.drop_before(begin)
+    store.log.delete_before(begin)
+    again = recovery.open_store(DATA, disk.after_kill(), settings, segment_bytes=SEGMENT_BYTES)
+    assert len(again.store.queues_of(retries)) == 1
+    assert len(again.store.queues_of(TIMER_TOPIC)) == 6
 
 
 def test_where_consume_queues_were_lost_retention_waits_for_a_checkpoint() -> None:
