@@ -341,12 +341,16 @@ class TimerOwners:
         return (owners | others) - {service.id}
 
     def hand_over(self, service_id: int, ends: Iterable[tuple[int, int]]) -> None:
-        """The service has queues no more; it had taken them over up to these offsets."""
-        claim = self._claims[service_id]
+        """The service has queues no more; it had taken them over up to these offsets.
+
+        Without a checkpoint nobody knows its claim where retention has removed that.
+        """
+        claim = self._claims.get(service_id)
         left = dict(ends)
-        self._claims[service_id] = replace(
-            claim, queues=tuple(queue for queue in claim.queues if queue not in left)
-        )
+        if claim is not None:
+            self._claims[service_id] = replace(
+                claim, queues=tuple(queue for queue in claim.queues if queue not in left)
+            )
         for queue_id in left:
             self._owners.pop(queue_id, None)
         self.begin(left.items())

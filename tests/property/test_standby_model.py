@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -24,13 +24,25 @@ from duemq_server.broker.groups.send_back import Failure, SendBacks
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.records.timer_owners import ALIVE_MS
+from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
 from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.storage.indexes.consume_queue import ENTRY_BYTES
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
-from tests.unit.broker.leading import NOW_MS, Leader, comparable, extend, opened, save
+from tests.unit.broker.leading import (
+    DATA,
+    NOW_MS,
+    SEGMENT_BYTES,
+    SETTINGS,
+    Leader,
+    comparable,
+    extend,
+    opened,
+    save,
+)
 
 TOPICS = ("a", "b")
 GROUPS = ("g", "h")
@@ -125,7 +137,9 @@ class StandbyMachine(RuleBasedStateMachine):
             GroupQueue(group, topic, 0),
             Progress(self.offset(topic), self.random.randint(0, 5)),
         )
-        offset_changes.put(self.leader.store, group, [change])
+        last = GroupQueue(group, topic, self.leader.store.topics.find(topic).queues - 1)
+        changes = [change, (last, Progress(0, 0))] if last.queue_id > 1 else [change]
+        offset_changes.put(self.leader.store, group, changes)
 
     def reset(self) -> None:
         group, topic = self.group(), self.a_topic_that_is_there()
@@ -350,6 +364,39 @@ class StandbyMachine(RuleBasedStateMachine):
         assert self.standby.applied == self.leader.committed
         store = self.standby.promote().store
         assert comparable(store.tables) == self.leader.ends[self.leader.committed]
+
+    def check_without_a_checkpoint(self) -> None:
+        """Of the leader: all that the log still has is there, whatever retention has removed."""
+        pages = {
+            queue.key: (queue.min_offset, bytes(queue.page(queue.min_offset, 1_000)))
+            for queue in self.leader.store.all_queues()
+        }
+        disk = self.leader.disk.after_kill()
+        if disk.exists(path := f"{DATA}/{recovery.CHECKPOINT}"):
+            disk.unlink(path)
+        again = recovery.open_store(DATA, disk, SETTINGS, segment_bytes=SEGMENT_BYTES).store
+        for key, (first, page) in pages.items():
+            if page or key in {queue.key for queue in again.all_queues()}:
+                queue = again.queue(*key)
+                begin = max(first, queue.min_offset)
+                assert page[(begin - first) * ENTRY_BYTES :] == queue.page(begin, 1_000)
+                assert not page or queue.min_offset <= first
+        assert {queue.topic for queue in again.all_queues()} <= {topic for topic, _ in pages}
+        for group in again.offsets.groups():
+            for topic, queue_id, progress in again.offsets.of_group(group):
+                known = self.leader.store.offsets.find(GroupQueue(group, topic, queue_id))
+                assert known == progress
+                assert queue_id < again.topics.find(topic).queues
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 32), steps=st.integers(40, 120))
+def test_what_is_left_of_a_log_makes_a_store_without_a_checkpoint(seed: int, steps: int) -> None:
+    life = StandbyMachine()
+    life.begin(seed)
+    for _ in range(steps):
+        life.work([life.random.choice(WORKS)])
+    life.check_without_a_checkpoint()
 
 
 TestStandby = StandbyMachine.TestCase

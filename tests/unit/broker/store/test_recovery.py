@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.names import TIMER_TOPIC, retry_topic
 from duemq_server.broker.records import batch as batches
+from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import recovery, retention
-from duemq_server.broker.store.changes import offset_changes
+from duemq_server.broker.store.changes import offset_changes, timer_queue_changes
 from duemq_server.broker.store.offsets import GroupQueue, Progress
 from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
@@ -122,6 +124,27 @@ def test_a_quiet_queue_is_there_where_a_group_has_an_offset_in_it() -> None:
     assert again.offsets.find(last) == Progress(0, 3)
     assert again.queue("orders", queues - 1).max_offset == 0
     assert again.topics.find("orders").queues == queues
+
+
+def test_a_hand_over_is_taken_without_the_claim_that_retention_has_removed() -> None:
+    """Of a service whose number of shards changed; a lost checkpoint knew the claim."""
+    disk = FaultyDisk()
+    store = opened(disk)
+    alone = Service(SERVICE_IDS_FROM + 7, "t1", 0, 1)
+    timer_queue_changes.claim(store, alone, [0, 1], NOW_MS, now_ms=NOW_MS)
+    send(store)
+    begin = store.log.segments[1].start
+    now = replace(alone, shards=2, key_shards=1)
+    timer_queue_changes.claim(store, now, [0], NOW_MS, now_ms=NOW_MS)
+    assert store.timer_owners.claim_of(1) is None
+    send(store)
+    store.tables.drop_before(begin)
+    store.log.delete_before(begin)
+    again = opened(disk.after_kill())
+    claim = again.timer_owners.claim_of(0)
+    assert claim is not None
+    assert claim.service.id == alone.id
+    assert again.timer_owners.claim_of(1) is None
 
 
 def test_the_brokers_own_topics_have_their_queues_after_a_rebuild() -> None:
