@@ -135,6 +135,14 @@ class Queue:
         position, _, frame_back, *_ = self.entry(offset)
         return position - frame_back
 
+    def last_frame(self) -> int:
+        """Log position of the frame of the newest record; -1: there is none.
+
+        Raises StorageError, OSError.
+        """
+        last = self._index.last_before(self.max_offset)
+        return self.frame_at(last) if last >= self.min_offset else -1
+
     def last_store_ms(self) -> int:
         """When the newest record was stored that consumers may see; 0: there is none."""
         last = self._index.last_before(self.max_offset)

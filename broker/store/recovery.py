@@ -311,7 +311,8 @@ class Opening:
         return self.log.recover(position)
 
     def skip_lost(self, may_be_lost: int) -> bool:
-        """Leaves out the offsets that were given to what the log has lost, if it has lost anything.
+        """Leaves out the offsets that were given to what the log has lost, if it has lost anything,
+        or to what was set aside of it.
 
         `may_be_lost`: bytes that may have been acknowledged beyond the end without anybody's
         knowing.
@@ -328,7 +329,12 @@ class Opening:
         if since_end and names.TIMER_TOPIC not in self.tables.topics:
             timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self.settings.timer_queues)
             self.tables.put_topic(timer_topic)
-        skipped = self.tables.skip_lost(state, since_checkpoint, since_end)
+        set_aside = self.replay.set_aside
+        skipped = self.tables.skip_lost(state, since_checkpoint, since_end, set_aside)
+        for position, size in set_aside:
+            log.error(
+                "what lay at %d in %d bytes was set aside: queues may lack it", position, size
+            )
         _tell_lost(skipped, end, lost_to)
         return bool(skipped)
 

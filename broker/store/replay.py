@@ -42,6 +42,8 @@ class Replay:
         self.position = position
         """The tables are the log up to here."""
         self._known_to = known_to
+        self.set_aside: list[tuple[int, int]] = []
+        """Where entries lay, and their bytes, that nobody knows any more."""
         # Whose frames are of a topic that was deleted since, or made anew.
         self._gone: set[str] = set()
         self._may_hold_bytes = 0
@@ -102,7 +104,8 @@ class Replay:
             case frame.KIND:
                 self._frame(entry.position, frame.decode(entry.body))
             case set_aside.GAP:
-                pass  # the next frame of its queue leaves out its offsets
+                # The next frame of its queue leaves out its offsets; if there is one.
+                self.set_aside.append((entry.position, entry.end - entry.position))
             case journal.TOPIC_CREATED:
                 topic = journal.read_topic_created(entry.body)
                 if topic.name not in tables.topics or tables.topics.find(topic.name) != topic:

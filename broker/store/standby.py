@@ -202,8 +202,9 @@ class Standby:
         """
         if self.applied != self.log.end_position:
             raise InvariantError(f"{self.applied} of {self.log.end_position} bytes are applied")
-        if not self.is_whole:
-            # An operator makes it lead, although its log ends before what it had seen.
+        if not self.is_whole or self._opening.replay.set_aside:
+            # An operator makes it lead, although its log ends before what it had seen, or has lost
+            # an entry.
             self._opening.skip_lost(0)
             self._save()
         elif self._opening.rebuilding.value is not None:

@@ -23,6 +23,7 @@ from duemq_server.broker.store.queues import Queue, QueueTable
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.topics import Topic, Topics
 from duemq_server.replication.protocol.epochs import Epochs
+from duemq_server.storage import frame
 from duemq_server.storage.errors import StorageError
 
 # A clock that goes back by more was wrong before, or is now: times in between would be as wrong.
@@ -200,9 +201,15 @@ class Tables:
                         queue.skip_to(end)
 
     def skip_lost(
-        self, state: CheckpointState | None, since_checkpoint: int, since_end: int
+        self,
+        state: CheckpointState | None,
+        since_checkpoint: int,
+        since_end: int,
+        set_aside: Sequence[tuple[int, int]] = (),
     ) -> list[tuple[Queue, int]]:
         """The log has lost its end: offsets that lay there are never given to anything new.
+
+        Nor are those of what was `set_aside`, as (position, bytes), behind a queue's last record.
 
         Who has consumed them would take the new for the old: groups, a timer shard, members in
         the middle of a queue.  `state`: a checkpoint from before the loss.  So many offsets of a
@@ -219,6 +226,8 @@ class Tables:
                 ends = state.queues[queue.topic]
                 known = ends[queue.queue_id] if queue.queue_id < len(ends) else 0
                 end = max(queue.next_offset, known) + since_checkpoint
+            if set_aside:
+                end += _records_behind(queue, set_aside)
             end = max(end, committed.get(queue.key, 0))
             if end > queue.next_offset:
                 skipped.append((queue, queue.next_offset))
@@ -346,6 +355,15 @@ class Tables:
                 else:
                     queue.rewind(next_offset)
         self.producers.load(state.lanes)
+
+
+def _records_behind(queue: Queue, set_aside: Iterable[tuple[int, int]]) -> int:
+    """How many may have lain there behind the queue's last one."""
+    try:
+        last = queue.last_frame()
+    except (StorageError, OSError):
+        last = -1
+    return sum(size for at, size in set_aside if at > last) // frame.RECORD_BYTES_MIN
 
 
 def _taken_over_by(queue_id: int) -> GroupQueue:

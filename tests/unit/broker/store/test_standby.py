@@ -19,6 +19,7 @@ from duemq_server.broker.store.standby import INSTALLING, Standby
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
 from duemq_server.storage.errors import CorruptFile, DiskFull, UnknownVersion
+from duemq_server.storage.tools import set_aside
 from duemq_server.storage.tools.cut import cut
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
@@ -579,6 +580,22 @@ def test_a_group_gives_its_store_id() -> None:
     standby = opened(disk)
     standby.rename(77)
     assert opened(disk.after_kill()).store_id == 77
+
+
+def test_a_replica_that_leads_without_an_entry_gives_none_of_its_offsets_again() -> None:
+    """The last copy was damaged, and given up."""
+    leader = Leader()
+    at = leader.store.send(batch([b"a", b"b"]), NOW_MS).stored.position
+    leader.store.send(batch([b"c"], queue_id=1), NOW_MS)
+    leader.settle()
+    disk = leader.disk.after_kill()
+    segment = [each for each in leader.log.segments if each.start <= at][-1]
+    disk.flip(segment.path, at - segment.start + 120, 3)
+    set_aside.set_aside(leader.log.directory, at, disk)
+    standby = opened(disk)
+    standby.apply(standby.log.end_position)
+    store = standby.promote().store
+    assert [queue.next_offset >= 2 for queue in store.queues_of("orders")] == [True, False]
 
 
 def test_nothing_is_promoted_before_all_is_applied() -> None:

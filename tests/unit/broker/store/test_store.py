@@ -1029,6 +1029,32 @@ def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, ti
     assert (alone.records, alone.next_offset) == ((0, 8) if saved else (2, 10))
 
 
+def test_offsets_of_what_was_set_aside_are_not_given_again_where_nothing_followed() -> None:
+    """Who has consumed it would never see what came there; nobody knows whose they were."""
+    disk = FaultyDisk()
+    store = opened(disk)
+    for queue_id in (0, 1, 0):
+        last = store.send(batch([b"a", b"b"], queue_id=queue_id), NOW_MS).stored
+        if queue_id == 1:
+            at = last.position
+    settle(store)
+    disk.flip(f"{DATA}/commitlog/{'0' * 20}", at + 120, 3)
+    disk = disk.after_kill()
+    set_aside.set_aside(f"{DATA}/commitlog", at, disk)
+    ends = []
+    for _ in range(2):
+        store = opened(disk)
+        ends.append([queue.next_offset for queue in store.queues_of("orders")])
+        disk = disk.after_kill()
+    assert ends[0] == ends[1]
+    assert ends[0][0] == 4  # what lies behind says it
+    assert ends[0][1] >= 2
+    quiet = store.queue("orders", 1)
+    assert store.send(batch([b"c"], queue_id=1), NOW_MS).stored.base_offset == ends[0][1]
+    settle(store)
+    assert quiet.records_from(0) == 1
+
+
 @pytest.mark.parametrize("kind", [epoch.KIND, 40])
 def test_a_start_passes_over_what_replication_wrote(kind: int) -> None:
     disk = FaultyDisk()
