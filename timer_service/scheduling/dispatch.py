@@ -340,7 +340,7 @@ class Dispatcher:
         if not peer.connected or self._fence:
             return batches
         # A batch of each in turn: a lane with many is not in front of the others' next ones.
-        lanes = deque(peer.busy.values())
+        lanes = deque(lane for lane in peer.busy.values() if lane.retry_at_ms <= now_ms)
         while lanes and size < bytes_max and len(batches) < BATCHES_MAX:
             lane = lanes.popleft()
             batch = lane.next_to_send(now_ms, ahead_ms)
@@ -392,5 +392,9 @@ class Dispatcher:
 
         NEVER: nothing held back.
         """
-        waits = (lane.held_until_ms(ahead_ms) for lane in self.peer(broker).busy.values())
-        return min((until_ms for until_ms in waits if until_ms > now_ms), default=NEVER)
+        busy = self.peer(broker).busy.values()
+        # Of those that were refused there may be thousands.
+        again = (lane.retry_at_ms for lane in busy if lane.retry_at_ms > now_ms)
+        waits = (lane.held_until_ms(ahead_ms) for lane in busy if lane.retry_at_ms <= now_ms)
+        until_ms = min((each for each in waits if each > now_ms), default=NEVER)
+        return min(until_ms, min(again, default=NEVER))

@@ -56,6 +56,7 @@ EARLY_MS_MAX = (1 << 32) - 1  # of `Batch.early_ms`
 EPOCH_FROM_CLOCK_MAX = 0xFF00_0000  # of 32 bits: a clock that is wrong for once leaves room
 RETRY_MS_MIN = 20
 RETRY_MS_MAX = 5_000
+RETRY_STEPS = 50  # moments within such a wait: thousands of lanes go in a few requests
 
 
 class FireOutcome(enum.Enum):
@@ -212,7 +213,7 @@ class FireLane:
             self._failed = True
             self.rejected = outcome is FireOutcome.REJECTED
             self._forgotten = first and outcome is FireOutcome.OUT_OF_SEQUENCE
-            self.retry_at_ms = now_ms + self._backoff_ms(jitter)
+            self.retry_at_ms = self._retry_ms(now_ms, jitter)
             self.failures += 1
         if not self._wire:
             self._failed = False
@@ -247,9 +248,10 @@ class FireLane:
         self._forgotten = False
         self.retry_at_ms = 0
 
-    def _backoff_ms(self, jitter: float) -> int:
+    def _retry_ms(self, now_ms: int, jitter: float) -> int:
         longest = min(RETRY_MS_MAX, RETRY_MS_MIN << min(self.failures, 16))
-        return int(longest * (0.5 + jitter / 2))
+        at_ms = now_ms + int(longest * (0.5 + jitter / 2))
+        return at_ms - at_ms % max(longest // RETRY_STEPS, 1)
 
 
 def make_batch(

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from duemq_server.timer_service.scheduling.dispatch import (
 from duemq_server.timer_service.scheduling.due_timers import GONE_WITHIN_MS, PACE_MS
 from duemq_server.timer_service.scheduling.fire_lane import (
     RETRY_MS_MAX,
+    RETRY_STEPS,
     UNACKED_MAX,
     FireBatch,
     FireLane,
@@ -335,6 +337,53 @@ def test_what_was_refused_is_held_back_until_its_time() -> None:
     retry_ms = dispatcher.next_retry_ms("home", NOW)
     assert dispatcher.sendable("home", retry_ms - 1, 1) == []
     assert dispatcher.sendable("home", retry_ms, 1) == [batch]
+
+
+def refused(dispatcher: Dispatcher, lanes: int, times: int) -> set[int]:
+    """Each lane's batch is refused so often, the last time now; when they are sent again."""
+    random = Random(7)
+    for queue in range(lanes):
+        push(dispatcher, dispatcher.lane(LaneId("home", "t", queue)))
+    for left in reversed(range(times)):
+        now_ms = NOW - left * RETRY_MS_MAX
+        while batches := dispatcher.sendable("home", now_ms, 1 << 20):
+            for batch in batches:
+                jitter = random.random()
+                dispatcher.answered(batch, FireOutcome.REFUSED, now_ms, jitter)
+    return {lane.retry_at_ms for lane in dispatcher.lanes()}
+
+
+def test_thousands_of_lanes_that_are_refused_go_again_in_a_few_requests() -> None:
+    again_ms = refused(dispatcher_with(home=2_000), 2_000, times=12)
+
+    assert len(again_ms) <= RETRY_STEPS
+    assert min(again_ms) > NOW + RETRY_MS_MAX // 3
+    assert max(again_ms) <= NOW + RETRY_MS_MAX
+
+
+def test_a_look_for_what_can_be_sent_costs_nothing_for_lanes_that_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dispatcher = dispatcher_with(home=100)
+    again_ms = refused(dispatcher, 99, times=12)
+    batch = push(dispatcher, dispatcher.lane(LaneId("home", "t", 99)))
+    batch.ready_ms = max(again_ms) + 1
+    assert dispatcher.next_retry_ms("home", NOW) == min(again_ms)
+    batch.ready_ms = NOW + 1
+    looked_at: list[FireLane] = []
+    next_of = FireLane._next
+
+    def look(lane: FireLane) -> FireBatch | None:
+        looked_at.append(lane)
+        return next_of(lane)
+
+    monkeypatch.setattr(FireLane, "_next", look)
+
+    assert dispatcher.sendable("home", NOW, 1 << 20) == []
+    assert dispatcher.next_retry_ms("home", NOW) == NOW + 1
+    assert looked_at == [batch.lane, batch.lane]
+    assert dispatcher.sendable("home", NOW + 1, 1 << 20) == [batch]
+    assert dispatcher.next_retry_ms("home", NOW + 1) == min(again_ms)
 
 
 def test_a_broker_that_is_not_connected_is_sent_nothing() -> None:
