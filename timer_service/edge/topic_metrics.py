@@ -13,14 +13,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from duemq_server.timer_service.scheduling.topic_lateness import BUCKETS_MS, OTHERS, TOPICS_MAX
+from duemq_server.timer_service.scheduling.topic_lateness import BUCKETS_MS, OTHERS, SHOWN_MAX
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.shard import Shard
 
 
 class TopicCollector(Collector):
-    """Reads a shard when Prometheus asks: the first `TOPICS_MAX` topics, and the rest together."""
+    """Reads a shard when Prometheus asks: the first `SHOWN_MAX` topics, and the rest together."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -37,8 +37,8 @@ class TopicCollector(Collector):
         )
         topics = [(name, each.pending, each.fired) for name, each in self._shard.scheduler.topics]
         named = [each for each in topics if each[0] != OTHERS]
-        rest = [*named[TOPICS_MAX:], *(each for each in topics if each[0] == OTHERS)]
-        shown = named[:TOPICS_MAX]
+        rest = [*named[SHOWN_MAX:], *(each for each in topics if each[0] == OTHERS)]
+        shown = named[:SHOWN_MAX]
         if rest:
             shown.append((OTHERS, sum(each[1] for each in rest), sum(each[2] for each in rest)))
         for name, waiting, gone in shown:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from duemq.errors import InvariantError
 from duemq_server.timer_service.far.numbering import Numbering
-from duemq_server.timer_service.scheduling.topic_lateness import TOPICS_MAX as SHOWN_MAX
+from duemq_server.timer_service.scheduling.topic_lateness import SHOWN_MAX
 from duemq_server.timer_service.timers.rows import Index, Rows
 
 if TYPE_CHECKING:

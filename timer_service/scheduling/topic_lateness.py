@@ -1,6 +1,6 @@
 """How late each topic's timers fire, in few buckets: see lateness.py for what counts.  Pure.
 
-The first `TOPICS_MAX` topics that fire are told apart; all others count together, under no name.
+The first `SHOWN_MAX` topics that fire are told apart; all others count together, under no name.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-TOPICS_MAX = 100
+SHOWN_MAX = 100
 BUCKETS_MS = (1, 2, 3, 5, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 8192, 65536)
 _BOUNDS_MS = np.array(BUCKETS_MS, dtype=np.int64)
 OTHERS = ""
@@ -33,7 +33,7 @@ class TopicLateness:
             due_ms = due_ms[~past_due]
         if not len(due_ms):
             return
-        if topic not in self._counts and len(self._counts) >= TOPICS_MAX:
+        if topic not in self._counts and len(self._counts) >= SHOWN_MAX:
             topic = OTHERS
         late_ms = np.maximum(now_ms - due_ms, 0)
         buckets = np.searchsorted(_BOUNDS_MS, late_ms, side="left")

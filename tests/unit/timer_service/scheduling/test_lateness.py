@@ -3,7 +3,7 @@ import pytest
 
 from duemq_server.timer_service.edge.metrics import lateness_of
 from duemq_server.timer_service.scheduling.lateness import BOUNDS_MS, BUCKETS, EXACT_MS, Lateness
-from duemq_server.timer_service.scheduling.topic_lateness import TOPICS_MAX, TopicLateness
+from duemq_server.timer_service.scheduling.topic_lateness import SHOWN_MAX, TopicLateness
 
 NOW = 1_700_000_000_000
 
@@ -92,7 +92,7 @@ def test_the_histogram_has_what_was_answered_just_now() -> None:
 def test_the_histogram_has_all_topics_and_nothing_of_it_goes_back() -> None:
     lateness = TopicLateness()
     assert (shown(lateness)["count"], shown(lateness)["sum"]) == (0, 0)
-    for n in range(TOPICS_MAX + 10):
+    for n in range(SHOWN_MAX + 10):
         lateness.record(f"t{n}", np.array([NOW - 3]), NOW)
         found = shown(lateness)
         assert (found["2"], found["3"], found["count"], found["sum"]) == (

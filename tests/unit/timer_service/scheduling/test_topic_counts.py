@@ -23,8 +23,7 @@ from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.scheduling.keyed.changes import Rescheduling
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicCounts, TopicLedger
-from duemq_server.timer_service.scheduling.topic_lateness import TOPICS_MAX as SHOWN_MAX
-from duemq_server.timer_service.scheduling.topic_lateness import TopicLateness
+from duemq_server.timer_service.scheduling.topic_lateness import SHOWN_MAX, TopicLateness
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keyed import RESCHEDULED
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
