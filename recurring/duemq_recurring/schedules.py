@@ -200,8 +200,10 @@ class Schedules:
         return NEVER
 
     def put_back(self, schedules: Iterable[Schedule]) -> None:
-        """These could not be moved on: they are due again."""
-        self._ready.update((each.name, None) for each in schedules)
+        """These could not be moved on: they are due again, whatever time they were kept until."""
+        for each in schedules:
+            each.wake_ms = 0
+            self._ready[each.name] = None
 
     def keep(self, schedule: Schedule, wake_ms: int) -> None:
         """It need not move on before `wake_ms`."""

@@ -10,13 +10,14 @@ from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
 from duemq_recurring.occurrences import LATE_MS, CatchUp, Recurrence
 from duemq_recurring.schedule import DELETED, MOVED, Schedule, ScheduleChange, State
+from duemq_recurring.schedules import PATIENCE_MS
 from duemq_recurring.steps import AT_ONCE
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.schedules.changes import CHANGED, CREATED, UNCHANGED
 from duemq_server.timer_service.timers import schedule_entry
-from duemq_server.timer_service.timers.limits import Limits
+from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from duemq_server.timer_service.timers.schedule_entry import decode_changes, encode_changes
 from tests.property.schedule_world import MINUTE_MS, START_MS, ScheduleWorld, plan_of
@@ -485,3 +486,21 @@ def test_a_year_of_schedules() -> None:
         instants = [each / 1000 for each in world.broker.came[zone]]
         found = [datetime.fromtimestamp(each, ZoneInfo(zone)).isoformat() for each in instants]
         assert found == times_of
+
+
+def test_one_that_waited_while_the_log_was_full_moves_on_once() -> None:
+    """Its time comes before the log has room: it is due for two reasons, and has one message."""
+    world = ScheduleWorld()
+    world.put("a", plan_of("minutes", CatchUp.LATEST))
+    world.put("b", plan_of("seconds", CatchUp.LATEST, topic="keyed"))
+    world.set_topics(["keyed"])
+    world.now_ms += MINUTE_MS + PATIENCE_MS
+    world.tick(AHEAD_MS)  # b's message goes, a's waits for its topic
+    world.directory.log.disk_full = True
+    world.advance()  # a says when to ask again, b cannot move on
+    world.directory.log.disk_full = False
+    world.now_ms += MINUTE_MS
+    world.advance()
+    waits = world.scheduler.schedules.known("a").pending
+    assert [each.at_ms % MINUTE_MS for each in waits] == [0]
+    world.scheduler.check()
