@@ -18,10 +18,12 @@ from duemq.protocol import due, moments
 
 MOMENT_RULE = (
     "RFC 3339 with a time zone, as 2030-01-31T09:00:00Z, epoch milliseconds, or how long ago:"
-    " -1h, -2d"
+    " -1h, -2d; from 1970 to 9999"
 )
-DUE_RULE = "RFC 3339 with a time zone, as 2030-01-31T09:00:00Z, or epoch milliseconds"
-DELAY_RULE = "250ms, 5s, 1h30m, 2d …"
+DUE_RULE = (
+    "RFC 3339 with a time zone, as 2030-01-31T09:00:00Z, or epoch milliseconds; from 1970 to 9999"
+)
+DELAY_RULE = f"250ms, 5s, 1h30m, 2d … up to {due.DUE_MS_MAX // 86_400_000}d"
 
 Due = datetime | int
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]

@@ -46,3 +46,15 @@ def test_what_is_no_time_is_said_in_the_command_lines_words(wrong: str) -> None:
     with pytest.raises(InvalidArgument, match=r"--at .* is no time to deliver at") as raised:
         due_time(wrong)
     assert raised.value.field == "deliver_at"
+
+
+def test_what_is_out_of_range_is_told_the_range() -> None:
+    with pytest.raises(InvalidArgument, match=r"from 1970 to 9999$"):
+        due_time("10000-01-01T00:00:00Z")
+    context = click.Context(click.Command("timer"))
+    with pytest.raises(InvalidArgument, match=r"from 1970 to 9999$"):
+        times.moment()(context, AT, "-900000d")
+    for check in (times.delay, times.shift):
+        assert check(context, AT, "2932896d") == "2932896d"
+        with pytest.raises(InvalidArgument, match=r"up to 2932896d"):
+            check(context, AT, "2932897d")
