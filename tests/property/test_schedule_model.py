@@ -145,6 +145,14 @@ class SchedulesModel(RuleBasedStateMachine):
     def the_disk_fills(self, left: int) -> None:
         self.world.fill_disk(left)
 
+    @rule(passed=st.one_of(st.integers(0, 3_000), st.integers(0, 2 * MINUTE_MS)))
+    def the_log_has_no_room_for_a_while(self, passed: int) -> None:
+        self.world.directory.log.disk_full = True
+        self._survive(self.world.advance)
+        self.world.now_ms += passed
+        self.world.free_disk()
+        self._survive(self.world.advance)
+
     @rule()
     def the_disk_has_space(self) -> None:
         self.world.free_disk()
