@@ -18,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, RestrictedRegistry
 
 from duemq import telemetry
+from duemq.errors import DuemqError
 from duemq_server.serving.settings import WILDCARDS, check_address, joined
 from duemq_server.serving.unsent import Unsent
 
@@ -56,7 +57,8 @@ class _Restricted(RestrictedRegistry):
 
 def _read(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
     for _ in range(READ_TIMES - 1):
-        with suppress(RuntimeError):  # a dict, set or deque "changed during iteration"
+        # A dict "changed during iteration", or what it had a moment ago is deleted.
+        with suppress(RuntimeError, LookupError, DuemqError):
             return list(collect())
     return list(collect())
 

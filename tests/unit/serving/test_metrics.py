@@ -4,6 +4,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from duemq import telemetry
+from duemq.errors import TopicNotFound
 from duemq_server.serving.metrics import READ_TIMES, TraceCollector, new_registry
 
 
@@ -21,8 +22,9 @@ def test_lost_spans_are_told_by_reason(monkeypatch):
 class Changing(Collector):
     """Its table is changed by somebody else while it is read, so many times."""
 
-    def __init__(self, times):
-        self.table, self.times = {"a": 1.0, "b": 2.0}, times
+    def __init__(self, times, error=None):
+        """`error`: what it finds then; by default Python's own."""
+        self.table, self.times, self.error = {"a": 1.0, "b": 2.0}, times, error
 
     def describe(self):
         return [GaugeMetricFamily(f"rows_{name}", "") for name in self.table]
@@ -33,6 +35,8 @@ class Changing(Collector):
             if self.times:
                 self.times -= 1
                 self.table[f"more{self.times}"] = 0.0
+                if self.error is not None:
+                    raise self.error
 
 
 @pytest.fixture(params=["all", "named"])
@@ -46,11 +50,12 @@ def read(request):
     return page
 
 
-def test_a_table_that_changes_while_it_is_read_is_read_again(read):
+@pytest.mark.parametrize("error", [None, KeyError("orders"), TopicNotFound("orders is gone")])
+def test_a_table_that_changes_while_it_is_read_is_read_again(read, error):
     registry = new_registry()
-    registry.register(Changing(READ_TIMES - 1))
+    registry.register(Changing(READ_TIMES - 1, error))
     assert read(registry).count("\nrows_b 2.0") == 1
     registry = new_registry()
-    registry.register(Changing(READ_TIMES))
-    with pytest.raises(RuntimeError, match="changed size"):
+    registry.register(Changing(READ_TIMES, error))
+    with pytest.raises(type(error or RuntimeError()), match=r"changed size|orders"):
         read(registry)
