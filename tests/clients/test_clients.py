@@ -16,12 +16,12 @@ from duemq import Admin, Producer, PullConsumer
 from duemq.errors import GroupNotFound
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import channel
-from duemq.v1 import nameserver_pb2
-from duemq.v1.stubs import NameserverStub
+from duemq.v1 import broker_pb2, nameserver_pb2
+from duemq.v1.stubs import BrokerStub, NameserverStub
 from duemq_server.local_cluster import EmbeddedCluster
 from tests.certificates import authority, certificate, needs_openssl
 from tests.cluster.harness import until
-from tests.service.playing import play
+from tests.service.playing import PINGS, play
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -252,16 +252,24 @@ class Late:
 
 
 @contextmanager
+def played(player, file):
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2), options=PINGS)
+    play(player, server, file)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(grace=None).wait()
+
+
+@contextmanager
 def late_nameserver(cluster):
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
-    with channel.connect_blocking(cluster.nameserver, None) as connection:
-        play(Late(NameserverStub(connection)), server, nameserver_pb2.DESCRIPTOR)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield f"127.0.0.1:{port}"
-        finally:
-            server.stop(grace=None).wait()
+    with (
+        channel.connect_blocking(cluster.nameserver, None) as connection,
+        played(Late(NameserverStub(connection)), nameserver_pb2.DESCRIPTOR) as address,
+    ):
+        yield address
 
 
 @pytest.mark.toolchain
@@ -281,6 +289,68 @@ def test_a_generated_consumer_takes_no_broker_for_another(language, cluster, stu
     assert done.returncode == 0, done.stderr
     assert sorted(json.loads(line)["body"] for line in done.stdout.splitlines()) == bodies
     assert "store_id: this broker has" in done.stderr  # it was refused, and asked again
+
+
+class Deaf:
+    """In front of a broker: it does not hear the first commit, as where a connection breaks."""
+
+    def __init__(self, broker):
+        self._broker, self._asked = broker, 0
+
+    def GetOffsets(self, request, context):
+        return self._broker.GetOffsets(request, timeout=RUN_S_MAX)
+
+    def Pull(self, request, context):
+        request.wait_ms = 100  # nothing waits any more when the test is over
+        return self._broker.Pull(request, timeout=RUN_S_MAX)
+
+    def CommitOffsets(self, request, context):
+        self._asked += 1
+        if self._asked == 1:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not heard")
+        return self._broker.CommitOffsets(request, timeout=RUN_S_MAX)
+
+
+class Redirecting:
+    """A nameserver that knows one address."""
+
+    def __init__(self, names, address):
+        self._names, self._address = names, address
+
+    def GetRoute(self, request, context):
+        route = self._names.GetRoute(request, timeout=RUN_S_MAX)
+        for served in route.brokers:
+            served.address = self._address
+        return route
+
+
+@contextmanager
+def deaf_broker(cluster, broker):
+    """The nameserver of a cluster with one broker that does not hear the first commit."""
+    with (
+        channel.connect_blocking(cluster.nameserver, None) as names,
+        channel.connect_blocking(cluster.address(broker), None) as connection,
+        played(Deaf(BrokerStub(connection)), broker_pb2.DESCRIPTOR) as address,
+        played(Redirecting(NameserverStub(names), address), nameserver_pb2.DESCRIPTOR) as found,
+    ):
+        yield found
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_repeats_a_commit_though_nothing_new_comes(language, cluster, stubs):
+    command = command_of(language, CONSUMERS)
+    topic = group = f"commit-{language}"
+    broker = cluster.names("broker")[0]
+    with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
+        admin.create_topic(topic, queues=1, brokers=[broker])
+        producer.send_many(topic, [b"one", b"two"])
+        with deaf_broker(cluster, broker) as nameserver:
+            done = run(command, nameserver, group, topic, "2", PYTHONPATH=str(stubs))
+        assert done.returncode == 0, done.stderr
+        assert "not heard" in done.stderr
+        assert [each.offset for each in admin.describe_group(group).progress] == [2]
 
 
 @pytest.mark.toolchain

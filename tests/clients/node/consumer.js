@@ -66,13 +66,15 @@ class BrokerLoop {
     Object.assign(this, { route, group, topic, earliest, processed }); // the route is replaced as it changes
     this.retries = `%RETRY%${group}`;
     this.followed = ""; // the route as it was; empty: look for queues
-    this.positions = new Map(); // "topic/queue" → { topic, queueId, topicId, next, settled }
+    this.positions = new Map(); // "topic/queue" → { topic, queueId, topicId, next, committed, processed, settled }
   }
 
   async run() {
     for (;;) {
       try {
         await this.follow(this.route);
+        // Where a commit failed as a whole: nothing new may come there that brings another.
+        for (const at of this.positions.values()) await this.unlessGone(at, () => this.commit(at));
         await this.pull();
       } catch (error) { // the call as a whole failed; everything here may be repeated: nothing is done twice
         if (error.code === undefined) throw error;
@@ -111,7 +113,8 @@ class BrokerLoop {
     const name = `${topic}/${queueId}`;
     if (this.positions.has(name)) return;
     const next = Math.max(Number(offset), 0);
-    this.positions.set(name, { name, topic, queueId, topicId, next, settled: new Set(settled.map(Number)) });
+    const at = { name, topic, queueId, topicId, next, committed: next, processed: 0 };
+    this.positions.set(name, { ...at, settled: new Set(settled.map(Number)) });
   }
 
   // One long poll, and what it brought: processed, then committed.
@@ -121,21 +124,29 @@ class BrokerLoop {
     const answer = await this.broker.call("pull", { group: this.group, waitMs: WAIT_MS, queues });
     for (const pulled of answer.queues) {
       const at = this.positions.get(`${pulled.topic}/${pulled.queueId}`);
-      try {
-        if (pulled.error) { // one queue's: the others are fine
-          await this.refused(at, pulled);
-          continue;
-        }
-        const count = await this.consume(at, pulled);
-        at.next = Number(pulled.nextOffset);
-        await this.commit(at);
-        this.processed(count);
-      } catch (error) {
-        if (!(error instanceof Gone)) throw error;
-        this.positions.delete(at.name); // begin there again, if the topic was made anew
-        this.followed = "";
-      }
+      await this.unlessGone(at, () => this.take(at, pulled));
     }
+  }
+
+  async unlessGone(at, act) {
+    try {
+      await act();
+    } catch (error) {
+      if (!(error instanceof Gone)) throw error;
+      this.positions.delete(at.name); // begin there again, if the topic was made anew
+      this.followed = "";
+    }
+  }
+
+  // Does what an answer says of one queue.
+  async take(at, pulled) {
+    if (pulled.error) { // one queue's: the others are fine
+      await this.refused(at, pulled);
+      return;
+    }
+    at.processed += await this.consume(at, pulled);
+    at.next = Number(pulled.nextOffset);
+    await this.commit(at);
   }
 
   // Processes the records of one queue; what fails is sent back before it is committed.
@@ -167,13 +178,18 @@ class BrokerLoop {
   }
 
   // Stores how far the group is: the next offset to consume.
-  async commit({ name, topic, queueId, topicId, next }) {
+  async commit(at) {
+    const { name, topic, queueId, topicId, next } = at;
+    if (at.committed === next) return;
     const request = { group: this.group, commits: [{ topic, queueId, topicId, offset: next }] };
     for (;;) {
       const [result] = (await this.broker.call("commitOffsets", request)).queues;
-      if (!result.error) return;
+      if (!result.error) break;
       await again(`${name} was not committed`, result.error);
     }
+    at.committed = next;
+    this.processed(at.processed);
+    at.processed = 0;
   }
 
   async refused(at, { error, minOffset, maxOffset }) {

@@ -52,6 +52,8 @@ class Position:
     queue_id: int
     topic_id: int  # tells the topic from a later one of its name; said with each offset
     next: int = 0
+    committed: int = 0
+    processed: int = 0  # since the last commit
     settled: set[int] = field(default_factory=set)  # sent back earlier: to be skipped
 
 
@@ -80,6 +82,7 @@ class BrokerLoop(threading.Thread):
         while True:
             try:
                 self.follow(self.route)
+                self.commit_rest()
                 self.pull()
             except Refused as error:
                 self.done.end(str(error))
@@ -124,6 +127,7 @@ class BrokerLoop(threading.Thread):
         at = Position(found.topic, found.queue_id, found.topic_id)
         if not earliest:
             at.next, at.settled = max(found.offset, 0), set(found.settled)
+            at.committed = at.next
         self.positions.setdefault((found.topic, found.queue_id), at)
 
     def drop(self, at: Position) -> None:
@@ -144,13 +148,11 @@ class BrokerLoop(threading.Thread):
                 if pulled.HasField("error"):  # one queue's: the others are fine
                     self.refused(at, pulled)
                     continue
-                processed = self.consume(at, pulled)
+                at.processed += self.consume(at, pulled)
                 at.next = pulled.next_offset
                 self.commit(at)
             except Gone:
                 self.drop(at)
-            else:
-                self.done.count(processed)
 
     def consume(self, at: Position, pulled: broker_pb2.QueueRecords) -> int:
         """Processes the records of one queue; what fails is sent back before it is committed."""
@@ -186,8 +188,18 @@ class BrokerLoop(threading.Thread):
         if (self.retries, 0) not in self.positions:
             self.followed = None  # there is such a queue now
 
+    def commit_rest(self) -> None:
+        """Where a commit failed as a whole: nothing new may come there that brings another."""
+        for at in list(self.positions.values()):
+            try:
+                self.commit(at)
+            except Gone:
+                self.drop(at)
+
     def commit(self, at: Position) -> None:
         """Stores how far the group is: the next offset to consume."""
+        if at.committed == at.next:
+            return
         request = broker_pb2.CommitOffsetsRequest(group=self.group)
         request.commits.add(
             topic=at.topic, queue_id=at.queue_id, topic_id=at.topic_id, offset=at.next
@@ -195,8 +207,11 @@ class BrokerLoop(threading.Thread):
         while True:
             (result,) = self.call(self.broker.CommitOffsets, request).queues
             if not result.HasField("error"):
-                return
+                break
             again(f"{at.topic}/{at.queue_id} was not committed", result.error)
+        at.committed = at.next
+        self.done.count(at.processed)
+        at.processed = 0
 
     def refused(self, at: Position, pulled: broker_pb2.QueueRecords) -> None:
         if pulled.error.code == error_pb2.OFFSET_OUT_OF_RANGE:  # deleted by age, or beyond the end

@@ -59,9 +59,11 @@ type queue struct {
 
 // Where the group stands in a queue.
 type position struct {
-	topicID uint64 // tells the topic from a later one of its name; said with each offset
-	next    int64
-	settled map[int64]bool // sent back earlier: to be skipped
+	topicID   uint64 // tells the topic from a later one of its name; said with each offset
+	next      int64
+	committed int64
+	processed int            // since the last commit
+	settled   map[int64]bool // sent back earlier: to be skipped
 }
 
 // brokerLoop consumes all queues that one broker has of the topic: one long poll for all of them.
@@ -96,6 +98,12 @@ func (l *brokerLoop) run() error {
 func (l *brokerLoop) step() error {
 	if err := l.follow(l.route.Load()); err != nil {
 		return err
+	}
+	// Where a commit failed as a whole: nothing new may come there that brings another.
+	for q := range l.positions {
+		if err := l.unlessGone(q, l.commit(q)); err != nil {
+			return err
+		}
 	}
 	return l.pull()
 }
@@ -162,6 +170,7 @@ func (l *brokerLoop) begin(found *pb.OffsetResult, earliest bool) {
 	at := &position{topicID: found.TopicId, settled: map[int64]bool{}}
 	if !earliest {
 		at.next = max(found.Offset, 0)
+		at.committed = at.next
 		for _, each := range found.Settled {
 			at.settled[each] = true
 		}
@@ -186,15 +195,21 @@ func (l *brokerLoop) pull() error {
 	}
 	for _, pulled := range answer.Queues {
 		q := queue{pulled.Topic, pulled.QueueId}
-		err := l.take(q, pulled)
-		if errors.Is(err, errGone) { // begin there again, if the topic was made anew
-			delete(l.positions, q)
-			l.followed = nil
-		} else if err != nil {
+		if err := l.unlessGone(q, l.take(q, pulled)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// unlessGone passes an error on, unless the topic is gone: then it begins there again, if that was made anew.
+func (l *brokerLoop) unlessGone(q queue, err error) error {
+	if errors.Is(err, errGone) {
+		delete(l.positions, q)
+		l.followed = nil
+		return nil
+	}
+	return err
 }
 
 // take does what an answer says of one queue.
@@ -212,11 +227,8 @@ func (l *brokerLoop) take(q queue, pulled *pb.QueueRecords) error {
 		return err
 	}
 	at.next = pulled.NextOffset
-	if err := l.commit(q); err != nil {
-		return err
-	}
-	l.processed <- count
-	return nil
+	at.processed += count
+	return l.commit(q)
 }
 
 // consume processes the records of one queue; what fails is sent back before it is committed.
@@ -259,15 +271,26 @@ func (l *brokerLoop) sendBack(q queue, offset int64, failure error) error {
 
 // commit stores how far the group is: the next offset to consume.
 func (l *brokerLoop) commit(q queue) error {
+	at := l.positions[q]
+	if at.committed == at.next {
+		return nil
+	}
 	request := &pb.CommitOffsetsRequest{Group: l.group, Commits: []*pb.OffsetCommit{{
-		Topic: q.topic, QueueId: q.id, TopicId: l.positions[q].topicID, Offset: l.positions[q].next}}}
-	return l.repeat(fmt.Sprintf("%v was not committed", q), func(ctx context.Context) (*pb.Error, error) {
+		Topic: q.topic, QueueId: q.id, TopicId: at.topicID, Offset: at.next}}}
+	err := l.repeat(fmt.Sprintf("%v was not committed", q), func(ctx context.Context) (*pb.Error, error) {
 		answer, err := l.broker.CommitOffsets(ctx, request)
 		if err != nil {
 			return nil, err
 		}
 		return answer.Queues[0].Error, nil
 	})
+	if err != nil {
+		return err
+	}
+	at.committed = at.next
+	l.processed <- at.processed
+	at.processed = 0
+	return nil
 }
 
 // repeat calls until what is asked for is done, or refused for good, or the call as a whole fails.

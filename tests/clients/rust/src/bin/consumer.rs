@@ -162,8 +162,8 @@ impl BrokerLoop {
 
     async fn step(&mut self) -> Result<(), Failure> {
         self.follow().await?;
-        self.commit().await?;
-        self.pull().await
+        // One that failed is repeated first: nothing new may come there that brings another.
+        if self.commit().await? { self.pull().await } else { Ok(()) }
     }
 
     /// Does what is new in a route: an address where another replica leads, more queues.
@@ -222,8 +222,8 @@ impl BrokerLoop {
         Queue { topic: format!("%RETRY%{}", self.consumption.group), id: 0 }
     }
 
-    /// Stores how far the group is in each queue: the next offset to consume.
-    async fn commit(&mut self) -> Result<(), Failure> {
+    /// Stores how far the group is in each queue: the next offset to consume.  False: not in all.
+    async fn commit(&mut self) -> Result<bool, Failure> {
         let moved = self.positions.iter().filter(|(_, at)| at.next != at.committed);
         let commits: Vec<_> = moved
             .map(|(queue, at)| OffsetCommit {
@@ -235,8 +235,9 @@ impl BrokerLoop {
             })
             .collect();
         if commits.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
+        let mut all = true;
         let group = self.consumption.group.clone();
         let request = CommitOffsetsRequest { group, commits, ..Default::default() };
         for result in answer(self.broker.commit_offsets(request)).await?.queues {
@@ -244,6 +245,7 @@ impl BrokerLoop {
             let Some(at) = self.positions.get_mut(&queue) else { continue };
             if let Some(error) = result.error {
                 self.overcome(&queue, error.into()).await?;
+                all = false;
                 continue;
             }
             at.committed = at.next;
@@ -251,7 +253,7 @@ impl BrokerLoop {
             // Nobody counts any more: the program is about to end.
             let _ = self.consumption.done.send(processed).await;
         }
-        Ok(())
+        Ok(all)
     }
 
     /// One long poll, and what it brought, processed.

@@ -55,6 +55,8 @@ public final class Consumer implements Runnable {
     private static final class Position {
         long topicId;
         long next;
+        long committed;
+        int processed; // since the last commit
         final Set<Long> settled = new HashSet<>();
     }
 
@@ -96,6 +98,8 @@ public final class Consumer implements Runnable {
             while (true) {
                 try {
                     follow(route);
+                    // Where a commit failed as a whole: nothing new may come there that brings another.
+                    for (Queue queue : Set.copyOf(positions.keySet())) unlessGone(queue, () -> commit(queue));
                     pull();
                 } catch (StatusRuntimeException e) { // the call as a whole failed; all of this may be repeated
                     System.err.println(e.getStatus()); // trailer `duemq-error-bin` holds a whole duemq.v1.Error
@@ -143,6 +147,7 @@ public final class Consumer implements Runnable {
         at.topicId = found.getTopicId();
         if (!earliest) {
             at.next = Math.max(found.getOffset(), 0);
+            at.committed = at.next;
             at.settled.addAll(found.getSettledList());
         }
         positions.putIfAbsent(new Queue(found.getTopic(), found.getQueueId()), at);
@@ -155,20 +160,34 @@ public final class Consumer implements Runnable {
                 .setTopic(queue.topic).setQueueId(queue.id).setTopicId(at.topicId).setOffset(at.next)));
         for (QueueRecords pulled : broker().pull(request.build()).getQueuesList()) {
             Queue queue = new Queue(pulled.getTopic(), pulled.getQueueId());
-            try {
-                if (pulled.hasError()) { // one queue's: the others are fine
-                    refused(queue, pulled);
-                    continue;
-                }
-                int processed = consume(queue, pulled);
-                positions.get(queue).next = pulled.getNextOffset();
-                commit(queue);
-                done.count(processed);
-            } catch (Gone e) { // begin there again, if the topic was made anew
-                positions.remove(queue);
-                followed = null;
-            }
+            unlessGone(queue, () -> take(queue, pulled));
         }
+    }
+
+    private interface Act {
+        void run() throws InterruptedException, Gone;
+    }
+
+    private void unlessGone(Queue queue, Act act) throws InterruptedException {
+        try {
+            act.run();
+        } catch (Gone e) { // begin there again, if the topic was made anew
+            positions.remove(queue);
+            followed = null;
+        }
+    }
+
+    /** Does what an answer says of one queue. */
+    private void take(Queue queue, QueueRecords pulled) throws InterruptedException, Gone {
+        if (pulled.hasError()) { // one queue's: the others are fine
+            refused(queue, pulled);
+            return;
+        }
+        int processed = consume(queue, pulled);
+        Position at = positions.get(queue);
+        at.processed += processed;
+        at.next = pulled.getNextOffset();
+        commit(queue);
     }
 
     /** Processes the records of one queue; what fails is sent back before it is committed. */
@@ -207,14 +226,18 @@ public final class Consumer implements Runnable {
     /** Stores how far the group is: the next offset to consume. */
     private void commit(Queue queue) throws InterruptedException, Gone {
         Position at = positions.get(queue);
+        if (at.committed == at.next) return;
         var commit = OffsetCommit.newBuilder().setTopic(queue.topic).setQueueId(queue.id)
                 .setTopicId(at.topicId).setOffset(at.next);
         var request = CommitOffsetsRequest.newBuilder().setGroup(group).addCommits(commit).build();
         while (true) {
             var result = broker().commitOffsets(request).getQueues(0);
-            if (!result.hasError()) return;
+            if (!result.hasError()) break;
             again(queue + " was not committed", result.getError());
         }
+        at.committed = at.next;
+        done.count(at.processed);
+        at.processed = 0;
     }
 
     private void refused(Queue queue, QueueRecords pulled) throws InterruptedException, Gone {
