@@ -9,7 +9,7 @@ from duemq.errors import InvalidArgument
 from duemq.protocol import checks
 from duemq.protocol.balance import AVERAGE, WITHOUT_MEMORY, MessageQueue, strategy_named
 from duemq.protocol.limits import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN
-from duemq.protocol.names import check_group
+from duemq.protocol.names import check_own_group
 from duemq.protocol.pieces import Pieces, parts
 from duemq_server.broker.groups import subscriptions
 from duemq_server.broker.groups.subscriptions import Subscriptions
@@ -41,7 +41,7 @@ class Hello:
 
     def check(self) -> None:
         """Raises InvalidArgument for what no member may say."""
-        check_group(self.group)
+        check_own_group(self.group)
         checks.length("member_id", self.member_id, 1, MEMBER_ID_LENGTH_MAX)
         checks.length("client", self.client, 0, CLIENT_LENGTH_MAX)
         check_owned("owned", len(self.owned))
