@@ -18,6 +18,7 @@ from duemq import (
     BatchFailed,
     ConsumerSettings,
     DeadLetter,
+    FireOutcome,
     Message,
     Outgoing,
     Producer,
@@ -727,6 +728,19 @@ def test_what_is_due_waits_for_a_topic_that_was_deleted(world: World) -> None:
     assert list(world.looks.list_timers(topic)) == []
 
 
+def test_what_was_due_already_keeps_its_time_when_it_is_fired(world: World) -> None:
+    topic, got = name("t"), list[Message]()
+    world.create_topic(topic, queues=1)
+    world.looks.hold_timers(topic)
+    receipt = world.producer.send(topic, b"", delay="100ms")
+    world.settle()
+    assert world.producer.fire(receipt) == FireOutcome.FIRED
+    world.looks.resume_timers(topic)
+    with world.consumer(name("g"), topic, got.append):
+        world.until(lambda: len(got) == 1)
+    assert got[0].due_ms == receipt.due_ms
+
+
 def test_batches(world: World) -> None:
     topic, group = name("t"), name("g")
     world.create_topic(topic, queues=1)
@@ -792,16 +806,21 @@ REFUSED: dict[str, Callable[[World, str], Any]] = {
     ),
     "topic": lambda world, topic: world.producer.send("no spaces", b""),
     "system topic": lambda world, topic: world.producer.send("%x", b""),
+    "timers' topic": lambda world, topic: world.producer.send("%TIMER%", b""),
+    "timers' topic, later": lambda world, topic: world.producer.send("%TIMER%", b"", delay=1),
     "one message": lambda world, topic: world.producer.send_many(topic, b"bytes"),  # type: ignore[arg-type]
     "handle": lambda world, topic: world.producer.cancel("dmq1nonsense"),
     "filter": lambda world, topic: world.consumer(name("g"), {topic: "a ||"}, print),
     "order": lambda world, topic: world.consumer(name("g"), topic, print, order="reverse"),
     "start": lambda world, topic: world.consumer(name("g"), topic, print, start_from="now"),
     "no topics": lambda world, topic: world.consumer(name("g"), [], print),
+    "system topic received": lambda world, topic: enter(world.consumer(name("g"), "%x", print)),
     "group": lambda world, topic: enter(world.consumer("no spaces", topic, print)),
     "timers' group": lambda world, topic: enter(world.consumer("%TIMER%", topic, print)),
     "policy": lambda world, topic: world.put_group(name("g"), retries_max=-1),
+    "text as number": lambda world, topic: world.put_group(name("g"), retries_max="1"),
     "delays": lambda world, topic: world.put_group(name("g"), retry_delays="soon"),
+    "nowhere": lambda world, topic: world.looks.move_pending(topic, ""),
     "other filter": lambda world, topic: two_members(world, topic),
 }
 
@@ -818,16 +837,21 @@ REFUSALS = {
     "properties": ("TooLarge", "properties"),
     "topic": ("InvalidArgument", "topic"),
     "system topic": ("InvalidArgument", "topic"),
+    "timers' topic": ("InvalidArgument", "topic"),
+    "timers' topic, later": ("InvalidArgument", "topic"),
     "one message": ("InvalidArgument", "messages"),
     "handle": ("InvalidArgument", "handle"),
     "filter": ("InvalidArgument", "filter"),
     "order": ("InvalidArgument", "order"),
     "start": ("InvalidArgument", "start_from"),
     "no topics": ("InvalidArgument", "topics"),
+    "system topic received": ("InvalidArgument", "topic"),
     "group": ("InvalidArgument", "group"),
     "timers' group": ("InvalidArgument", "group"),
     "policy": ("InvalidArgument", "retries_max"),
+    "text as number": ("InvalidArgument", "retries_max"),
     "delays": ("InvalidArgument", "retry_delays"),
+    "nowhere": ("InvalidArgument", "topic"),
     "other filter": ("InvalidArgument", "subscriptions"),
 }
 

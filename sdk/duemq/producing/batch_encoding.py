@@ -102,7 +102,7 @@ def _utf8(field: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise checks.wrong(field, ascii(text), "valid Unicode") from None
+        raise checks.wrong(field, text, "valid Unicode") from None
 
 
 Carried = tuple[int, Sequence[bytes]]

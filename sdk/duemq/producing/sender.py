@@ -18,7 +18,7 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Answer, Frame
 from duemq.producing.pumping.pump import NEVER, Pump, Step
 from duemq.producing.receipt import until_done
-from duemq.protocol.names import check_sent_to, check_topic
+from duemq.protocol.names import check_sent_to
 from duemq.settings import ProducerSettings
 from duemq.tracing import meters, spans
 from duemq.transport import status
@@ -58,7 +58,6 @@ class Sender:
 
         Raises TopicNotFound, InvalidArgument, PermissionDenied, Unavailable, Closed.
         """
-        check_topic(topic)
         check_sent_to(topic)  # before it is made
         settings = self.pump.settings
         await self._client.topic_route(

@@ -50,7 +50,10 @@ def check_topic(name: str) -> None:
 
 
 def check_sent_to(topic: str) -> None:
-    """Raises PermissionDenied for a topic that brokers alone write to."""
+    """As `check_topic`; PermissionDenied for one that brokers alone write to."""
+    check_topic(topic)
+    if topic == TIMER_TOPIC:
+        raise checks.wrong("topic", topic, "one of your own, with a delay")
     if group_of(topic):
         raise PermissionDenied(
             f"topic: {topic} holds what a group sent back: only brokers write to it",

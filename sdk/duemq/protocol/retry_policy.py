@@ -104,7 +104,7 @@ def policy_of(
     Raises InvalidArgument.  Brokers check the delays.
     """
     if retries_max is not None:
-        checks.between("retries_max", retries_max, 0, RETRIES_MAX)
+        checks.whole("retries_max", retries_max, 0, RETRIES_MAX)
     checks.at_most_one(retry_delays=retry_delays, exponential=exponential)
     if isinstance(retry_delays, str):
         retry_delays = retry_delays.split()

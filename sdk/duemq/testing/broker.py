@@ -333,12 +333,11 @@ class MemoryBroker(MemoryLogs):
         due_ms = due.value + (self.now_ms if due.field == DELAYS_MS else 0)
         if due_ms > DUE_MS_MAX:
             raise self._too_far(due_ms)
-        answers = [self._reschedule(ref, due_ms) for ref in refs]
+        answers = [self._reschedule(self._place_of(ref), due_ms) for ref in refs]
         self.fire()
         return answers
 
-    def _reschedule(self, ref: Ref, due_ms: int) -> Rescheduled:
-        place = self._place_of(ref)
+    def _reschedule(self, place: int | None, due_ms: int) -> Rescheduled:
         outcome = None if place is None else self._outcomes.get(place)
         if outcome is CancelOutcome.FIRED:
             return Rescheduled(RescheduleOutcome.FIRED)
@@ -392,9 +391,12 @@ class MemoryBroker(MemoryLogs):
 
     def _fire_now(self, ref: Ref) -> FireOutcome:
         place = self._place_of(ref)
-        answer = self._reschedule(ref, self.now_ms)
+        if place is None:
+            return FireOutcome.UNKNOWN
+        # What is held may be due already.
+        answer = self._reschedule(place, min(self.now_ms, self._timers[place].due_ms))
         self.fire()
-        if answer.outcome is RescheduleOutcome.RESCHEDULED and place is not None:
+        if answer.outcome is RescheduleOutcome.RESCHEDULED:
             self._outcomes[place] = CancelOutcome.FIRED
         return _FIRES[answer.outcome]
 

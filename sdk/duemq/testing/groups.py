@@ -26,7 +26,6 @@ from duemq.protocol.names import (
     check_own_group,
     check_topic,
     dead_letter_topic,
-    is_system,
     retry_topic,
 )
 from duemq.protocol.retry_policy import DEFAULT_POLICY, RetryPolicy
@@ -126,8 +125,7 @@ class Groups:
             raise Closed("a consumer is started once")
         check_own_group(member.group)
         for topic, wanted in member.filters.items():
-            if not is_system(topic):
-                check_topic(topic)
+            check_topic(topic)
             if wanted.filter_type:
                 raise InvalidArgument(
                     f"topics: the SQL filter of {topic!r} needs a broker; duemq.testing has none",

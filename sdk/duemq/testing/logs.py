@@ -65,8 +65,8 @@ class MemoryLogs:
 
     def messages(self, topic: str) -> list[Message]:
         """Of all queues, in the order of storing."""
-        entries = [entry for log in self._topics.get(topic, ()) for entry in log]
-        return [entry.message for entry in sorted(entries, key=lambda entry: entry.number)]
+        logs = self._topics.get(topic, ())
+        return [message for _, message in sorted(entry for log in logs for entry in log)]
 
     def has_topic(self, topic: str) -> bool:
         """Whether messages may be sent there."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from duemq import aio
 from duemq.errors import Closed, DuemqError, TopicNotFound
@@ -22,7 +22,7 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.producing.receipt import PendingReceipt
 from duemq.producing.rescheduling import FireOutcome, Rescheduled
 from duemq.protocol.due import Due
-from duemq.protocol.names import check_sent_to, check_topic
+from duemq.protocol.names import check_sent_to
 from duemq.protocol.route import Queue
 from duemq.settings import ProducerSettings
 from duemq.testing.asking import finished
@@ -96,7 +96,6 @@ class AioMemoryProducer(aio.Producer):
         super().__init__(NAME, **options)
         self._broker = broker
         self._lock = lock  # guards the broker
-        self._started = False
         self.told_by: _AtOnce | None = None
         self.targets = _Targets(broker)
         settings = self._settings
@@ -107,7 +106,7 @@ class AioMemoryProducer(aio.Producer):
 
     async def start(self) -> None:
         """There is nothing to connect to."""
-        self._started = True
+        self._sender = cast(Any, self)
 
     async def flush(self) -> None:
         """What was handed over is stored already, or has failed."""
@@ -159,7 +158,6 @@ class AioMemoryProducer(aio.Producer):
         self._ended(batch)
 
     def _find(self, topic: str) -> Target:
-        check_topic(topic)
         check_sent_to(topic)
         with self._lock:
             if self._settings.create_topics:
@@ -169,11 +167,6 @@ class AioMemoryProducer(aio.Producer):
             raise TopicNotFound(f"no broker serves topic {topic!r}", field="topic", value=topic)
         target = self.targets[topic] = Target(topic, queues, spans.traced(topic))
         return target
-
-    def _running(self) -> Any:
-        if self._closed or not self._started:
-            raise Closed(f"the producer is {'closed' if self._closed else 'not started'}")
-        return self
 
     def _store_arrivals(self) -> None:
         with self._lock:

@@ -99,7 +99,7 @@ def change(
     since: Moment | None,
     until: Moment | None,
     by_ms: int | None = None,
-    to_topic: str = "",
+    to_topic: str | None = None,
     *,
     dry_run: bool,
 ) -> int:
@@ -108,13 +108,13 @@ def change(
     from_ms, to_ms = moments.span_ms(since, until, broker.now_ms)
     if since is not None and to_ms is not None and to_ms <= from_ms:
         raise checks.wrong("until", str(until), f"after since, {since}")
-    if to_topic:
+    if to_topic is not None:
         timer_keys.check_move(topic, to_topic)
         if not broker.has_topic(to_topic):
             raise TopicNotFound(f"no topic {to_topic!r}", field="topic", value=to_topic)
         waiting = [each for each in waiting if not each.what.record.timer_key]
     for each in () if dry_run else waiting:
-        if to_topic:
+        if to_topic is not None:
             broker.move(each, to_topic)
         elif by_ms is None:
             broker.cancel([each.handle])

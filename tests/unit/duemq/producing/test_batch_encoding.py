@@ -164,7 +164,7 @@ def test_extras_are_checked():
     with pytest.raises(InvalidArgument, match="tag: 5 is not allowed: text") as raised:
         extras_of(None, 5, None, None)  # type: ignore[arg-type]
     assert raised.value.field == "tag"
-    with pytest.raises(InvalidArgument, match="valid Unicode"):
+    with pytest.raises(InvalidArgument, match=r"key: '\\ud800' is not allowed: valid Unicode"):
         extras_of("\ud800", None, None, None)
     with pytest.raises(TooLarge) as too_large:
         extras_of(None, None, None, {"p": "x" * PROPERTIES_BYTES_DEFAULT})
