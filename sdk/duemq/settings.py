@@ -62,10 +62,11 @@ def _with_port(address: str) -> str:
         )
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
-        return f"{address}:{NAMESERVER_PORT}"
+        return _with_port(f"{address}:{NAMESERVER_PORT}")
     bare = "[" not in address and ("::" in address or address.count(":") > 2)  # IPv6
-    if bare or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        limit = "host:port, port 1 to 65535, an IPv6 address in brackets"
+    one = host.replace(";", " ").split() == [host]  # not "a;b"
+    if bare or not one or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        limit = "host:port, several by commas, port 1 to 65535, IPv6 in brackets"
         raise checks.wrong("nameserver", address, limit)
     return address
 

@@ -209,7 +209,10 @@ async def never_run(receipt, error):
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", " , ", "host:", ":9876", "host:port", "host:0", "host:70000", "::1", "fe80::1:9876"],
+    [
+        *["", " , ", "host:", ":9876", "host:port", "host:0", "host:70000", "::1", "fe80::1:9876"],
+        *["a:1;b:1", "a:1 b:1", "a b", "a;", "[::1]:1;[::1]:2", "[::1];[::1]"],
+    ],
 )
 def test_illegal_nameservers(wrong):
     with pytest.raises(duemq.errors.InvalidArgument) as raised:
