@@ -54,6 +54,7 @@ def test_the_kinds_are_those_that_we_mean(objects):
     always = {"ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget", "Pod"}
     sometimes = {"ServiceAccount", "ServiceMonitor", "Role", "RoleBinding"}
     sometimes |= {"CronJob", "Deployment", "PersistentVolumeClaim"}  # of traces
+    sometimes |= {"NetworkPolicy"}
     assert always <= found <= always | sometimes
 
 
@@ -127,6 +128,18 @@ def test_services_say_whether_their_ports_speak_tls(objects):
     expected = "https" if "DUEMQ_TLS_CERT" in names else "kubernetes.io/h2c"
     ports = [port for one in of_kind(objects, "Service") for port in one["spec"]["ports"]]
     assert {port["appProtocol"] for port in ports if port["name"] == "grpc"} == {expected}
+
+
+def test_what_a_policy_lets_in_are_ports_of_the_pods_it_is_of(objects):
+    for one in of_kind(objects, "NetworkPolicy"):
+        assert one["spec"]["policyTypes"] == ["Ingress"]
+        own = one["spec"]["podSelector"]["matchLabels"].items()
+        assert all(own <= labels.items() for _, labels, _ in pods(objects))
+        opened = [port["port"] for rule in one["spec"]["ingress"] for port in rule["ports"]]
+        named = {port["name"] for each in containers(objects) for port in each.get("ports", ())}
+        # What probes ask comes from the machine itself.
+        assert set(opened) == named - {"health"}
+        assert len(opened) == len(set(opened))
 
 
 def test_probes_ask_the_grpc_port(objects):

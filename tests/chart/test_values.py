@@ -295,6 +295,11 @@ def test_the_charts_readme_names_every_value():
         ({"tracing": {"otlp": {"headersSecret": {"name": "a/b"}}}}, "name"),
         ({"tracing": {"exporter": "otlp"}}, "exporter"),
         ({"traces": {"skipLost": "yes"}}, "skipLost"),
+        ({"traces": {"report": {"activeDeadlineSeconds": 0}}}, "activeDeadlineSeconds"),
+        ({"ipFamilyPolicy": "DualStack"}, "ipFamilyPolicy"),
+        ({"ipFamilies": ["IPv4", "IPv4"]}, "ipFamilies"),
+        ({"networkPolicy": {"enabled": True, "clients": "shop"}}, "clients"),
+        ({"networkPolicy": {"monitors": [{}]}}, "monitors"),
         ({"broker": {"replicasPerBroker": 0}}, "replicasPerBroker"),
         ({"timerService": {"replicasPerShard": 8}}, "replicasPerShard"),
         ({"timerService": {"shards": 0}}, "shards"),
@@ -583,6 +588,44 @@ def test_any_text_survives_quoting(helm4, text):
     assert template["metadata"]["annotations"]["b"] == text
     assert {"name": "A", "value": text} in template["spec"]["containers"][0]["env"]
     assert template["spec"].get("priorityClassName", "") == text
+
+
+def test_services_have_the_address_families_that_are_wanted(helm):
+    def families(values):
+        services = [one["spec"] for one in helm.template(values) if one["kind"] == "Service"]
+        return [(each.get("ipFamilyPolicy"), each.get("ipFamilies")) for each in services]
+
+    assert families("default") == [(None, None)] * 4
+    assert families("full") == [("RequireDualStack", ["IPv6", "IPv4"])] * 4
+
+
+def test_a_policy_lets_in_who_is_named_and_the_release_itself(helm):
+    def sources(objects):
+        policies = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+        return [
+            {rule["ports"][0]["port"]: rule.get("from") for rule in each["ingress"]}
+            for each in policies
+        ]
+
+    assert sources(helm.template()) == []
+    everyone = {"networkPolicy": {"enabled": True}}
+    assert sources(helm.template(overrides=everyone)) == [{"grpc": None, "metrics": None}]
+    [named] = sources(helm.template("full"))
+    [own, shop, block] = named["grpc"]
+    assert own["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "queue",
+        "app.kubernetes.io/instance": "test",
+    }
+    assert [*shop, *block] == ["namespaceSelector", "ipBlock"]
+    assert [list(each) for each in named["metrics"]] == [["namespaceSelector"]]
+
+
+def test_a_report_that_hangs_ends_before_it_is_the_last_one(helm4):
+    for wanted, expected in (({}, 21600), ({"activeDeadlineSeconds": 3600}, 3600)):
+        objects = helm4.template(overrides={"traces": {"report": {"enabled": True, **wanted}}})
+        report = find(objects, "CronJob", "-trace-report")["spec"]
+        assert report["concurrencyPolicy"] == "Forbid"
+        assert report["jobTemplate"]["spec"]["activeDeadlineSeconds"] == expected
 
 
 def test_traces_are_off_by_default(helm4):

@@ -70,6 +70,17 @@ annotations:
 {{ include "duemq.fullname" .root }}-{{ .role }}-headless
 {{- end -}}
 
+{{/* Of a Service. */}}
+{{- define "duemq.ipFamilies" -}}
+{{- with .Values.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.ipFamilies }}
+ipFamilies:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* The DNS domain of a role's pods. */}}
 {{- define "duemq.podDomain" -}}
 {{ include "duemq.headlessName" . }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}

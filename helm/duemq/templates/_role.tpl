@@ -40,6 +40,7 @@ metadata:
   {{- include "duemq.metadata" (merge (dict "name" (include "duemq.headlessName" .)) .) | nindent 2 }}
 spec:
   clusterIP: None
+  {{- include "duemq.ipFamilies" .root | nindent 2 }}
   publishNotReadyAddresses: true
   selector:
     {{- include "duemq.selector" . | nindent 4 }}
