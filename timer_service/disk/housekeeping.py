@@ -332,15 +332,15 @@ class Housekeeper:
 
     def _unpark(self, now_ms: int) -> Load | None:
         scheduler = self._scheduler
-        if self._short_of_room():
-            return None
         targets, rows = [], 0
         for target in self._parking.unparkable(scheduler.segments.parked(), now_ms):
             targets.append(target)
             rows += scheduler.segments.parked_for(target)
             if rows >= LOAD_ROWS_MAX:
                 break
-        if not targets:
+        if targets and self._short_of_room():
+            self._make_room(now_ms, now_ms)  # what is parked is due
+        if not targets or self._short_of_room():
             return None
         return scheduler.segments.load_parked(targets, LOAD_ROWS_MAX, LOAD_BYTES_MAX)
 

@@ -275,3 +275,27 @@ def test_nothing_is_taken_to_be_parked_while_a_flush_runs() -> None:
     world.scheduler.tiers.end_flush(flush)
     world.set_topics(["any"])
     assert fire(world) == [0]
+
+
+def test_parked_timers_come_back_although_memory_is_full_of_what_is_due_later() -> None:
+    """As after a clock that was set back: what was near is not any more, and lies there still."""
+    world = World()
+    world.set_topics(["any"])
+    for _ in range(10):
+        world.broker.accept([START_MS - 2 * HOUR_MS] * 20, 100, "keyed")
+        world.ingest(1)
+        world.tick()
+        world.sync()
+        while world.housekeep():
+            pass
+    assert world.scheduler.segments.parked()
+    for _ in range(LIMITS.near_rows_max):
+        world.broker.accept([START_MS + 500], 10, "any")
+        world.ingest(1)
+    world.sync()
+    world.now_ms -= HOUR_MS
+    world.set_topics(["any", "keyed"])
+    for _ in range(10):
+        world.housekeep()
+    assert sorted(fire(world)) == list(range(200))
+    world.scheduler.check()
