@@ -6,7 +6,7 @@ A queue's *fence* is the highest generation that has acquired it.  Pulls and com
 generation are refused, so that a member which lost a queue without noticing moves nothing.
 Under one generation an offset never goes back: a commit may be overtaken by a later one.
 So are a generation's commits and send-backs where nothing was acquired: the group was deleted; and
-what acquires under a generation that is not newer than the last fence of a deleted group.
+what acquires under a generation of before a group was deleted, which counts its fence on by one.
 Generation 0 means no membership (a consumer that assigns its queues itself, an administrator): it
 is never fenced, and says where the group is, back or forth; back only from where it is, if the
 commit says from where.  Changes are entries of the commit log (journal.py), answered when durable.
@@ -31,7 +31,7 @@ SETTLED_QUEUE_MAX = 65_536
 SETTLED_MAX = 1_000_000
 # Of a row of the checkpoint.
 SETTLED_ROW = 1_000
-# The last groups that were deleted, remembered for their generations, by this process.
+# The last groups that were deleted, remembered for their fences, by this process.
 DELETED_MAX = 1_000
 # A generation is a time in ms, times this, and the mark of the coordinator that made it: two that
 # do not know of each other never make the same.
@@ -154,14 +154,17 @@ class Offsets:
         return Progress(offset, max(known.generation, generation))
 
     def _check_not_deleted(self, key: GroupQueue, generation: int) -> None:
-        """Raises FencedMember, which names a generation to be newer than."""
-        last = self._deleted.get(key.group, 0)
-        if 0 < generation <= last:
+        """Raises FencedMember.
+
+        It names a later generation, as after a reset: a group that lived on elsewhere gets one.
+        """
+        fence = self._deleted.get(key.group, 0)
+        if 0 < generation < fence:
             raise FencedMember(
                 f"generation: {generation} of group {key.group}: the group was deleted since",
                 field="generation",
                 value=generation,
-                limit=last,
+                limit=fence,
             )
 
     def commit(
@@ -322,7 +325,7 @@ class Offsets:
         """The group is deleted."""
         if generation := self.generation_of(group):
             self._deleted.pop(group, None)
-            self._deleted[group] = generation
+            self._deleted[group] = generation + 1
             if len(self._deleted) > DELETED_MAX:
                 del self._deleted[next(iter(self._deleted))]
         self._entries -= len(self._groups.pop(group, ()))

@@ -17,7 +17,14 @@ from duemq_server.broker.groups.coordinator import (
 )
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
-from duemq_server.broker.store.offsets import CLOCK_MS_MIN, GENERATION_MARKS, newest_generation
+from duemq_server.broker.store.offsets import (
+    CLOCK_MS_MIN,
+    GENERATION_MARKS,
+    GroupQueue,
+    Offsets,
+    Progress,
+    newest_generation,
+)
 from tests.unit.broker.groups.coordinating import (
     FIRST,
     T0,
@@ -311,6 +318,21 @@ def test_a_queue_on_its_way_is_not_sent_elsewhere_by_a_release() -> None:
         step = coordinator.released("g", "m1", generation, [queue], T0)
         assert only(step).generation == generation
     assert coordinator.group("g").generation == generation
+
+
+def test_a_group_that_lives_on_where_its_offsets_were_deleted_gets_its_queues_back() -> None:
+    """It came between the coordinator's word that it has no members and another broker's turn."""
+    coordinator, key = new_coordinator(queue_count=1), GroupQueue("g", "orders", 0)
+    generation = only(coordinator.join(hello("m1"), T0)).generation
+    offsets = Offsets()
+    offsets.put(key, offsets.acquire(key, generation, 0, 0, 100))
+    offsets.forget_group("g")
+    with pytest.raises(FencedMember) as refused:
+        offsets.acquire(key, generation, 0, 0, 100)
+    back = hello("m1", generation=int(refused.value.limit))
+    again = only(coordinator.join(back, T0 + 1))
+    assert again.queues == queues(0)
+    assert offsets.acquire(key, again.generation, 7, 0, 100) == Progress(7, again.generation)
 
 
 def test_sticky_gives_a_queue_back_to_who_was_fenced_out_of_it() -> None:
