@@ -62,8 +62,9 @@ class DurableMark:
         """
         if not self._disk.exists(self._path):
             return 0
+        file = self._disk.open(self._path)
         try:
-            return decode(bytes(self._disk.open(self._path).pread(MARK_BYTES, 0)))
+            return decode(bytes(file.pread(MARK_BYTES, 0)))
         except OSError as error:
             raise CorruptFile(self._path, 0, error.strerror or str(error), REMEDY) from error
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from contextlib import suppress
 
 import pytest
 
+from duemq_server.storage.disk import DiskFile
 from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
 from duemq_server.storage.log import SegmentedLog
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
@@ -55,6 +57,23 @@ def test_a_mark_on_a_bad_sector_is_named_with_what_helps() -> None:
     disk.unlink(MARK)
     assert recovered(disk) == BODIES[:2]
     assert disk.exists(MARK)
+
+
+def test_a_mark_that_may_not_be_opened_is_not_called_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it a lost end of the log would not be noticed."""
+    disk = written(1, 1)
+    opens = disk.open
+
+    def refuse(path: str, **how: bool) -> DiskFile:
+        if path == MARK:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opens(path, **how)
+
+    monkeypatch.setattr(disk, "open", refuse)
+    with pytest.raises(PermissionError):
+        recovered(disk)
 
 
 def test_garbage_after_the_end_is_cut_and_kept_aside(caplog: pytest.LogCaptureFixture) -> None:
