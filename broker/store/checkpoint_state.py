@@ -11,7 +11,9 @@ off  size  field
            groups (group_configs.py), retries {group: how many it ever sent back to be retried};
            from version 3 on timer_owners (timer_owners.py); version 4, of a log with
            replicas, has epochs [[epoch, where its EPOCH entry lies], ...] and, where groups are
-           coordinated, memberships {group: what an entry of kind MEMBERSHIP says of it}
+           coordinated, memberships {group: what an entry of kind MEMBERSHIP says of it};
+           version 5, of a replica that has not led since an entry was set aside, has set_aside
+           [[position, bytes], ...]
 4+n   …    producers' lanes (producers.py)
 """
 
@@ -26,8 +28,9 @@ from duemq_server.storage.errors import UnknownVersion
 VERSION = 3
 EPOCHS_VERSION = 4
 """Written only where there are epochs: a log that has no replicas needs no newer release."""
+SET_ASIDE_VERSION = 5
 # Version 1 lacks what send-backs need, version 2 the owners of timer queues.
-_READABLE = (1, 2, VERSION, EPOCHS_VERSION)
+_READABLE = (1, 2, VERSION, EPOCHS_VERSION, SET_ASIDE_VERSION)
 ROWS_AT_ONCE = 100
 _HEAD = struct.Struct("<I")
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
@@ -49,6 +52,7 @@ class CheckpointState(NamedTuple):
     timer_owners: dict[str, Any]
     epochs: tuple[tuple[int, int], ...] = ()
     memberships: Mapping[str, str] = MappingProxyType({})
+    set_aside: tuple[tuple[int, int], ...] = ()
 
 
 def encode(state: CheckpointState) -> list[bytes]:
@@ -56,7 +60,9 @@ def encode(state: CheckpointState) -> list[bytes]:
     fields = state._asdict()
     del fields["lanes"]
     version = EPOCHS_VERSION if state.epochs or state.memberships else VERSION
-    for name in ("epochs", "memberships"):
+    if state.set_aside:
+        version = SET_ASIDE_VERSION
+    for name in ("epochs", "memberships", "set_aside"):
         if not fields[name]:
             del fields[name]
     text = "".join(_json({"version": version, **fields})).encode()
@@ -93,5 +99,6 @@ def decode(payload: bytes) -> CheckpointState:
         fields |= {"settled": [], "groups": [], "retries": {}}
     if version < 3:
         fields |= {"timer_owners": {}}
-    fields["epochs"] = tuple((epoch, start) for epoch, start in fields.get("epochs", ()))
+    for name in ("epochs", "set_aside"):
+        fields[name] = tuple((first, second) for first, second in fields.get(name, ()))
     return CheckpointState(**fields, lanes=payload[_HEAD.size + length :])

@@ -329,12 +329,11 @@ class Opening:
         if since_end and names.TIMER_TOPIC not in self.tables.topics:
             timer_topic = self.tables.topics.plan(names.TIMER_TOPIC, self.settings.timer_queues)
             self.tables.put_topic(timer_topic)
-        set_aside = self.replay.set_aside
-        skipped = self.tables.skip_lost(state, since_checkpoint, since_end, set_aside)
-        for position, size in set_aside:
+        for position, size in self.tables.set_aside:
             log.error(
                 "what lay at %d in %d bytes was set aside: queues may lack it", position, size
             )
+        skipped = self.tables.skip_lost(state, since_checkpoint, since_end)
         _tell_lost(skipped, end, lost_to)
         return bool(skipped)
 

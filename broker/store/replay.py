@@ -42,8 +42,6 @@ class Replay:
         self.position = position
         """The tables are the log up to here."""
         self._known_to = known_to
-        self.set_aside: list[tuple[int, int]] = []
-        """Where entries lay, and their bytes, that nobody knows any more."""
         # Whose frames are of a topic that was deleted since, or made anew.
         self._gone: set[str] = set()
         self._may_hold_bytes = 0
@@ -58,7 +56,7 @@ class Replay:
         self._may_hold_bytes, self._full = may_hold_bytes, False
         replayed = 0
         for entry in entries:
-            if entry.position < self._known_to:
+            if entry.end <= self._known_to:
                 self._fill(entry)
             else:
                 self._apply(entry)
@@ -105,7 +103,7 @@ class Replay:
                 self._frame(entry.position, frame.decode(entry.body))
             case set_aside.GAP:
                 # The next frame of its queue leaves out its offsets; if there is one.
-                self.set_aside.append((entry.position, entry.end - entry.position))
+                tables.set_aside.append((entry.position, entry.end - entry.position))
             case journal.TOPIC_CREATED:
                 topic = journal.read_topic_created(entry.body)
                 if topic.name not in tables.topics or tables.topics.find(topic.name) != topic:

@@ -45,6 +45,7 @@ from duemq_server.storage.log import SEGMENT_BYTES
 from duemq_server.storage.record import Entry
 from duemq_server.storage.replicas import epoch
 from duemq_server.storage.replicas.replica_log import ReplicaLog
+from duemq_server.storage.tools.set_aside import GAP
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class Standby:
         """
         if self.applied != self.log.end_position:
             raise InvariantError(f"{self.applied} of {self.log.end_position} bytes are applied")
-        if not self.is_whole or self._opening.replay.set_aside:
+        if not self.is_whole or self.tables.set_aside:
             # An operator makes it lead, although its log ends before what it had seen, or has lost
             # an entry.
             self._opening.skip_lost(0)
@@ -336,18 +337,21 @@ class _ReplicaOpening(Opening):
 
     def _entries(self, position: int) -> Iterator[Entry]:
         epochs = self._known_epochs(position)
+        first = known_to = max(position, self.log.start_position)
         for entry in self.log.recover(position):
+            if entry.position < first and entry.kind == GAP:  # as one with what lay before
+                first, known_to = entry.position, entry.end
             if entry.kind == epoch.KIND:
                 epochs.note(epoch.decode(entry.body).epoch, entry.position)
         epochs.truncate(self.log.end_position)
         epochs.drop_before(self.log.start_position)
         self.epochs = epochs
-        floor = self.log.committed_floor
+        floor = max(self.log.committed_floor, known_to)
         if self.state and self.rebuilding.value != INSTALLED:  # this replica was there once
             floor = max(floor, self.state.position)
             self.was_durable_to = max(self.was_durable_to, self.state.position)
         self.committed = min(floor, self.log.end_position)
-        return self.log.entries(max(position, self.log.start_position), self.committed)
+        return self.log.entries(first, self.committed)
 
     def _known_epochs(self, position: int) -> Epochs:
         """Those that begin before a position, as the checkpoint says."""

@@ -62,6 +62,8 @@ class Tables:
         self._ahead_ms = 0  # of the newest frame that was stored ahead of its time
         self.epochs = Epochs()
         """Of a log with replicas: up to where these tables are it."""
+        self.set_aside: list[tuple[int, int]] = []
+        """Position and bytes of entries that nobody knows any more, until `skip_lost`."""
         self._purged: set[Queue] = set()  # whose files are still to go
 
     # -- what an entry of the log does -----------------------------------------------------------
@@ -205,11 +207,10 @@ class Tables:
         state: CheckpointState | None,
         since_checkpoint: int,
         since_end: int,
-        set_aside: Sequence[tuple[int, int]] = (),
     ) -> list[tuple[Queue, int]]:
         """The log has lost its end: offsets that lay there are never given to anything new.
 
-        Nor are those of what was `set_aside`, as (position, bytes), behind a queue's last record.
+        Nor are those of what was `set_aside` behind a queue's last record.
 
         Who has consumed them would take the new for the old: groups, a timer shard, members in
         the middle of a queue.  `state`: a checkpoint from before the loss.  So many offsets of a
@@ -226,12 +227,13 @@ class Tables:
                 ends = state.queues[queue.topic]
                 known = ends[queue.queue_id] if queue.queue_id < len(ends) else 0
                 end = max(queue.next_offset, known) + since_checkpoint
-            if set_aside:
-                end += _records_behind(queue, set_aside)
+            if self.set_aside:
+                end += _records_behind(queue, self.set_aside)
             end = max(end, committed.get(queue.key, 0))
             if end > queue.next_offset:
                 skipped.append((queue, queue.next_offset))
                 queue.skip_to(end)
+        self.set_aside.clear()
         return skipped
 
     def purge(self, cuts: Iterable[tuple[GroupQueue, Progress]]) -> None:
@@ -266,6 +268,7 @@ class Tables:
             timer_owners=self.timer_owners.encode(),
             epochs=self.epochs.begins,
             memberships=dict(self.memberships),
+            set_aside=tuple(self.set_aside),
         )
 
         def whole() -> CheckpointState:
@@ -344,6 +347,7 @@ class Tables:
         self.groups.load(state.groups)
         self.retries = dict(state.retries)
         self.memberships = dict(state.memberships)
+        self.set_aside = list(state.set_aside)
         self.timer_owners.load(state.timer_owners)
         for service_id in self.timer_owners.ids():
             self.producers.trust_service(service_id)

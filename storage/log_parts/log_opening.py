@@ -62,7 +62,8 @@ class OpenedLog(LogReader):
 
         Yields the entries from `from_position` on, or from the log's start if
         that is later.  It is where the owner's checkpoint was taken: an entry's
-        start that was durable then.  Append only after the last one.  If
+        start that was durable then, and may lie within one that was set aside
+        since, which is yielded.  Append only after the last one.  If
         `end_position` is then before `was_durable_to`, the log lost what it once
         had acknowledged; if it is before `from_position`, also what the owner's
         checkpoint had seen: the owner starts over with `recover()` and saves a
@@ -86,7 +87,7 @@ class OpenedLog(LogReader):
             try:
                 for entry in scan:
                     self._note_boundary(entry.position)
-                    if entry.position >= from_position:
+                    if entry.end > from_position:
                         yield entry
                 if last:
                     self._end_recovery(segment, scan.stop, durable)

@@ -23,6 +23,7 @@ V2 = Path(__file__).parent / "v2"
 V3 = Path(__file__).parent / "v3"
 V4 = Path(__file__).parent / "v4"
 V5 = Path(__file__).parent / "v5"
+V6 = Path(__file__).parent / "v6"
 LANES = (
     (LaneKey(0x0123456789ABCDEF, "orders", 2, False), 7, 40),
     (LaneKey((1 << 63) | 5, "größe", -1, True), 0, 0),
@@ -150,6 +151,16 @@ def test_the_checkpoint_after_a_hand_over_is_written_and_read_as_ever() -> None:
     again = TimerOwners()
     again.load(checkpoint_state.decode(golden).timer_owners)
     assert again.encode() == moved_owners().encode()
+
+
+def test_the_checkpoint_after_an_entry_was_set_aside_is_written_and_read_as_ever() -> None:
+    golden = (V6 / "broker_checkpoint.bin").read_bytes()
+    epochs = ((7, 0), (8, 16_777_216))
+    state = checkpoint()._replace(
+        epochs=epochs, memberships={"billing": KEPT}, set_aside=((16_777_000, 216),)
+    )
+    assert b"".join(checkpoint_state.encode(state)) == golden
+    assert checkpoint_state.decode(golden) == state
 
 
 def test_the_checkpoint_of_version_1_is_read() -> None:

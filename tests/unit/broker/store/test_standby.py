@@ -582,8 +582,9 @@ def test_a_group_gives_its_store_id() -> None:
     assert opened(disk.after_kill()).store_id == 77
 
 
-def test_a_replica_that_leads_without_an_entry_gives_none_of_its_offsets_again() -> None:
-    """The last copy was damaged, and given up."""
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_replica_that_leads_without_an_entry_gives_none_of_its_offsets_again(saved: bool) -> None:
+    """The last copy was damaged, and given up; perhaps it leads after more starts than one."""
     leader = Leader()
     at = leader.store.send(batch([b"a", b"b"]), NOW_MS).stored.position
     leader.store.send(batch([b"c"], queue_id=1), NOW_MS)
@@ -594,8 +595,37 @@ def test_a_replica_that_leads_without_an_entry_gives_none_of_its_offsets_again()
     set_aside.set_aside(leader.log.directory, at, disk)
     standby = opened(disk)
     standby.apply(standby.log.end_position)
+    if saved:
+        standby.checkpoint()
+        standby = opened(disk.after_kill())
+        standby.apply(standby.log.end_position)
     store = standby.promote().store
-    assert [queue.next_offset >= 2 for queue in store.queues_of("orders")] == [True, False]
+    ends = [queue.next_offset for queue in store.queues_of("orders")]
+    assert [end >= 2 for end in ends] == [True, False]
+    again = opened(standby._disk.after_kill())
+    again.apply(again.log.end_position)
+    assert [queue.next_offset for queue in again.promote().store.queues_of("orders")] == ends
+
+
+def test_a_replica_goes_on_behind_what_was_set_aside_as_one_with_what_its_checkpoint_knows() -> (
+    None
+):
+    leader = Leader()
+    worn = [leader.store.send(batch([b"a", b"b"]), NOW_MS).stored.position]
+    leader.checkpoint()
+    worn.append(leader.store.send(batch([b"c", b"d"], queue_id=1), NOW_MS).stored.position)
+    leader.store.send(batch([b"e"]), NOW_MS)
+    leader.settle()
+    disk = leader.disk.after_kill()
+    segment = [each for each in leader.log.segments if each.start <= worn[0]][-1]
+    for at in worn:
+        disk.overwrite(segment.path, at - segment.start, bytes(40))
+    _, end = set_aside.set_aside(leader.log.directory, worn[0], disk)
+    standby = opened(disk)
+    assert standby.applied == standby.committed == end
+    standby.apply(standby.log.end_position)
+    ends = [queue.next_offset for queue in standby.promote().store.queues_of("orders")]
+    assert (ends[0], ends[1] >= 2) == (3, True)
 
 
 def test_nothing_is_promoted_before_all_is_applied() -> None:
