@@ -359,6 +359,8 @@ def leave_out_lost(store: Store, known_to: int, data_dir: str, disk: Disk) -> No
 
 
 def _tell_lost(skipped: Sequence[tuple[Queue, int]], end: int, lost_to: int) -> None:
+    if lost_to > end:
+        log.error("the log ends at %d and may have gone on to %d", end, lost_to)
     for queue, offset in skipped[:NAMED_MAX]:
         log.error(
             "%s/%d: up to %d messages from offset %d on are lost; the next one gets offset %d",
@@ -368,13 +370,7 @@ def _tell_lost(skipped: Sequence[tuple[Queue, int]], end: int, lost_to: int) -> 
             queue.next_offset,
         )
     if skipped:
-        log.error(
-            "the log ends at %d and may have gone on to %d:"
-            " offsets that are lost in %d queues are not given again",
-            end,
-            lost_to,
-            len(skipped),
-        )
+        log.error("offsets that are lost in %d queues are not given again", len(skipped))
 
 
 def drop_before(tables: Tables, position: int) -> None:

@@ -1029,7 +1029,9 @@ def test_a_frame_that_was_set_aside_is_skipped_by_those_who_read(saved: bool, ti
     assert (alone.records, alone.next_offset) == ((0, 8) if saved else (2, 10))
 
 
-def test_offsets_of_what_was_set_aside_are_not_given_again_where_nothing_followed() -> None:
+def test_offsets_of_what_was_set_aside_are_not_given_again_where_nothing_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Who has consumed it would never see what came there; nobody knows whose they were."""
     disk = FaultyDisk()
     store = opened(disk)
@@ -1049,6 +1051,8 @@ def test_offsets_of_what_was_set_aside_are_not_given_again_where_nothing_followe
     assert ends[0] == ends[1]
     assert ends[0][0] == 4  # what lies behind says it
     assert ends[0][1] >= 2
+    assert "not given again" in caplog.text
+    assert "the log ends" not in caplog.text  # it has lost nothing of its end
     quiet = store.queue("orders", 1)
     assert store.send(batch([b"c"], queue_id=1), NOW_MS).stored.base_offset == ends[0][1]
     settle(store)
