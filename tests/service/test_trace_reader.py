@@ -10,8 +10,10 @@ from duemq.protocol.route import Broker
 from duemq.v1.message_pb2 import Record
 from duemq.v1.nameserver_pb2 import BrokerInstance
 from duemq_analytics.options import Options
+from duemq_analytics.source import stream_offsets
 from duemq_analytics.source.client import QueueClient
 from duemq_analytics.source.plan import QueueRange
+from duemq_analytics.source.stream_reader import RangeStreamReader
 from tests.service.blocking_cluster import FakeCluster, FakeQueue, serving
 
 LOST = BrokerInstance(name="broker-1", address="h:1", lost_ms=1_700_000_000_000)
@@ -74,11 +76,59 @@ def test_a_broker_that_is_started_anew_is_waited_for(cluster, monkeypatch):
 
 
 def test_a_broker_that_was_given_up_is_not_missed(cluster):
-    given_up = BrokerInstance()
-    given_up.CopyFrom(LOST)
-    given_up.forgotten = True
-    cluster.lost = [given_up]
+    cluster.lost = [given_up()]
     assert len(planned(ORDERS, cluster.address)) == 2
+
+
+def given_up():
+    broker = BrokerInstance()
+    broker.CopyFrom(LOST)
+    broker.forgotten = True
+    return broker
+
+
+@pytest.fixture
+def micro_batch(cluster):
+    """Of two brokers, planned while both were there, by a stream that may lose data."""
+
+    def ranges(patient_s=0.1):
+        settings = replace(ORDERS, nameservers=(cluster.address,), fail_on_data_loss=False)
+        reader = RangeStreamReader(replace(settings, timeout_s=patient_s), None)
+        start = stream_offsets.canonical({("broker-0", 0): 1, ("broker-1", 0): 4}, {})
+        end = stream_offsets.canonical({("broker-0", 0): 3, ("broker-1", 0): 9}, {})
+        return [(p.piece.broker, p.piece.start, p.piece.end) for p in reader.partitions(start, end)]
+
+    return ranges
+
+
+def test_what_was_planned_of_a_broker_is_not_passed_over_while_it_is_lost(
+    cluster, micro_batch, caplog
+):
+    cluster.lost = [LOST]
+    with pytest.raises(PartialAnswer, match=r"broker-1: .*give it up \(duemq cluster forget\)$"):
+        micro_batch()
+    cluster.lost = [given_up()]
+    assert micro_batch() == [("broker-0", 1, 3)]
+    assert "orders/0 on broker 'broker-1' is not there: 4 to 9 are passed over" in caplog.text
+    assert caplog.text.endswith('startingOffsets {"broker-1": {"0": 4}}\n')
+
+
+def test_a_broker_with_planned_messages_is_waited_for_where_nobody_knows_of_it_yet(
+    cluster, micro_batch, monkeypatch
+):
+    """As after a power failure: nameserver and one broker are there first."""
+    with serving(FakeCluster("broker-1")) as slower:
+        slower.topics["orders"] = [FakeQueue([Record()] * 9)]
+        routes, asked = QueueClient._routes, []
+
+        def there_at_last(client, topic):
+            asked.append(topic)
+            if len(asked) == 3:
+                client._client.nameservers += (slower.address,)
+            return routes(client, topic)
+
+        monkeypatch.setattr(QueueClient, "_routes", there_at_last)
+        assert micro_batch(patient_s=60) == [("broker-0", 1, 3), ("broker-1", 4, 9)]
 
 
 def test_one_nameserver_that_lost_a_broker_which_another_hears_loses_nothing(cluster):

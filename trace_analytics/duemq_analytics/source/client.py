@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -62,6 +62,14 @@ class Run:
     records: list[message_pb2.Record]
 
 
+class _Unknown(PartialAnswer):
+    """A broker with planned messages is not there, nor listed as lost."""
+
+    def __init__(self, routes: RouteCache) -> None:
+        super().__init__("a broker with messages that were planned is not known", field="broker")
+        self.routes = routes
+
+
 class QueueClient(Closing):
     """A connection to the cluster for reading."""
 
@@ -83,15 +91,19 @@ class QueueClient(Closing):
         """Ends the connections."""
         self._client.close()
 
-    def queues(self, options: Options) -> list[QueueBounds]:
+    def queues(self, options: Options, planned: Collection[str] = ()) -> list[QueueBounds]:
         """The topic's queues on all brokers that serve it, with the offsets there now.
 
-        Raises TopicNotFound, PartialAnswer when a broker is lost and does not come back in time
-        (see `plan.require_whole`) or none is there, or Unavailable when no server answered in time.
+        `planned`: brokers whose messages a micro-batch was planned to have; those are waited for
+        also where no nameserver knows of them.  Raises TopicNotFound, PartialAnswer when a broker
+        is lost and does not come back in time (see `plan.require_whole`) or none is there, or
+        Unavailable when no server answered in time.
         """
         topic = options.topic
         try:
-            routes = self._retried(partial(self._whole_routes, options))
+            routes = self._retried(partial(self._whole_routes, options, planned))
+        except _Unknown as error:
+            routes = error.routes
         except PartialAnswer:
             raise
         except Unavailable as error:
@@ -170,11 +182,12 @@ class QueueClient(Closing):
         found = asyncio.run(diagnose(self._client.nameservers[0], self._tls))
         return Unavailable(f"{found.text} ({error.message})", retryable=error.retryable)
 
-    def _whole_routes(self, options: Options) -> RouteCache:
+    def _whole_routes(self, options: Options, planned: Collection[str]) -> RouteCache:
         """A broker that is started anew is lost for a moment: PartialAnswer may be asked again."""
         routes = self._routes(options.topic)
         lost = tuple(MissingBroker(x.broker.name, story_of(x)) for x in routes.lost_brokers)
-        require_whole(lost, options, served=routes.route(options.topic) is not None)
+        served = routes.route(options.topic) is not None
+        require_whole(lost, options, served=served, planned=planned)
         if not routes.brokers:  # after a power failure a nameserver may be there first
             raise PartialAnswer(
                 f"topic {options.topic!r} cannot be read: no broker is there",
@@ -182,6 +195,8 @@ class QueueClient(Closing):
                 field="topic",
                 value=options.topic,
             )
+        if not {broker.name for broker in routes.brokers}.issuperset(planned):
+            raise _Unknown(routes)  # a nameserver that has just started may not know of it yet
         return routes
 
     def _routes(self, topic: str) -> RouteCache:

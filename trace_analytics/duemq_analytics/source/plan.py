@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from duemq.errors import InvalidArgument, MissingBroker, OffsetOutOfRange, PartialAnswer
@@ -57,23 +57,31 @@ class QueueRange:
     """As in QueueBounds."""
 
 
-def require_whole(lost: Sequence[MissingBroker], options: Options, *, served: bool) -> None:
+def require_whole(
+    lost: Sequence[MissingBroker],
+    options: Options,
+    *,
+    served: bool,
+    planned: Collection[str] = (),
+) -> None:
     """Raises PartialAnswer where a broker is lost: what it has of the topic is not there to read.
 
     With `failOnDataLoss=false` only warns, if somebody serves the topic: else all who do may be
-    away, and nothing says that it was deleted.
+    away, and nothing says that it was deleted.  Nor is a broker left out whose messages a
+    micro-batch was `planned` to have: the next one begins behind them.
     """
     if not lost:
         return
+    may_be_left_out = served and not any(each.name in planned for each in lost)
     named = "; ".join(f"{each.name}: {each.error}" for each in lost)
     message = (
         f"topic {options.topic!r} cannot be read whole: a broker is lost that may have messages of"
         f" it ({named})"
     )
-    if options.fail_on_data_loss or not served:
+    if options.fail_on_data_loss or not may_be_left_out:
         raise PartialAnswer(
             f"{message}; wait until it is back, or give it up (duemq cluster forget)"
-            + (", or read the others' (failOnDataLoss=false)" if served else ""),
+            + (", or read the others' (failOnDataLoss=false)" if may_be_left_out else ""),
             missing=lost,
             field="broker",
             value=", ".join(each.name for each in lost),

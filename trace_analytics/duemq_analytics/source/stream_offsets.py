@@ -11,6 +11,7 @@ with the offset of each queue that is read next.  A topic that was deleted and m
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -104,6 +105,12 @@ def between(
     return found
 
 
+def planned(start: Offsets, end: Offsets) -> dict[Queue, tuple[int, int]]:
+    """Queues that a micro-batch has something to read of: from where to where."""
+    ranges = {key: (offset_of(start, key) or 0, offset_of(end, key) or 0) for key in keys_of(end)}
+    return {key: (at, until) for key, (at, until) in ranges.items() if at < until}
+
+
 def offset_of(offsets: Offsets, queue: Queue) -> int | None:
     """Of a queue; None: not among them."""
     broker, number = queue
@@ -159,17 +166,27 @@ def _replaced(offsets: Offsets, bounds: QueueBounds) -> bool:
 
 
 def _require_all(start: Offsets, end: Offsets, there: Collection[Queue], options: Options) -> None:
-    """Raises OffsetOutOfRange where a queue with something to read is not there now.
+    """Raises OffsetOutOfRange where a queue with something to read is not there now, or warns.
 
     Of one that is new nobody can tell any more where it began.
     """
-    for key in keys_of(end):
-        at, until = offset_of(start, key) or 0, offset_of(end, key)
-        if until is not None and at < until and key not in there:
-            said = f"{options.topic}/{key[1]} on broker {key[0]!r} is not there: {at} to {until}"
-            if options.fail_on_data_loss:
-                raise OffsetOutOfRange(said, field="queue", value=key[1], limit=until)
-            _logger.warning("%s", said)
+    for (broker, queue), (at, until) in planned(start, end).items():
+        if (broker, queue) in there:
+            continue
+        said = f"{options.topic}/{queue} on broker {broker!r} is not there: {at} to {until}"
+        if options.fail_on_data_loss:
+            raise OffsetOutOfRange(
+                f"{said} (failOnDataLoss=false passes over them)",
+                field="queue",
+                value=queue,
+                limit=until,
+            )
+        starting = json.dumps({broker: {str(queue): at}})
+        _logger.warning(
+            "%s are passed over; if it comes back, a batch read has them: startingOffsets %s",
+            said,
+            starting,
+        )
 
 
 def _of(bounds: QueueBounds) -> Queue:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -92,7 +92,9 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """One a queue, or more for a long range."""
-        ranges = stream_offsets.between(start, end, self._queues_left(), self._settings)
+        planned = {broker for broker, _ in stream_offsets.planned(start, end)}
+        queues = self._queues_left(planned)
+        ranges = stream_offsets.between(start, end, queues, self._settings)
         pieces = plan.partitions(ranges, self._settings.records_per_partition)
         return [RangePartition(piece) for piece in pieces]
 
@@ -106,16 +108,16 @@ class RangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Nothing: connections last for a call only."""
 
-    def _queues_left(self) -> list[QueueBounds]:
+    def _queues_left(self, planned: Collection[str] = ()) -> list[QueueBounds]:
         """Of a stream that has begun: none where its topic was deleted, if that may be."""
         try:
-            return self._queues()
+            return self._queues(planned)
         except TopicNotFound as error:
             if self._settings.fail_on_data_loss:
                 raise
             _logger.warning("%s; it may be made anew", error.message)
             return []
 
-    def _queues(self) -> list[QueueBounds]:
+    def _queues(self, planned: Collection[str] = ()) -> list[QueueBounds]:
         with QueueClient.of(self._settings) as client:
-            return client.queues(self._settings)
+            return client.queues(self._settings, planned)

@@ -86,6 +86,13 @@ def test_a_topic_that_nobody_serves_is_not_gone_while_a_broker_is_lost():
     require_whole([], lenient, served=False)
 
 
+def test_a_lost_broker_is_not_left_out_of_what_was_planned_of_it():
+    lost, lenient = [MissingBroker("b2", "it fell silent")], Options("t", fail_on_data_loss=False)
+    require_whole(lost, lenient, served=True, planned={"b1"})
+    with pytest.raises(PartialAnswer, match=r"b2: it fell silent\); wait until.*forget\)$"):
+        require_whole(lost, lenient, served=True, planned={"b1", "b2"})
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 1_000), st.integers(1, 1_000)), max_size=5),
     st.integers(1, 300),

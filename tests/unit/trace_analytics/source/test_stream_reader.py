@@ -23,7 +23,7 @@ def test_in_silence_a_cluster_is_asked_twice_a_second(monkeypatch):
     """Spark wants to know every 10 ms."""
     clock, past, asked = Clock(), [3], []
 
-    def queues(reader):
+    def queues(reader, planned=()):
         asked.append(clock.now - 7.0)
         return [QueueBounds("b", "h:1", 0, 0, past[0])]
 
@@ -43,7 +43,7 @@ def test_in_silence_a_cluster_is_asked_twice_a_second(monkeypatch):
 
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_a_stream_waits_for_a_topic_that_was_deleted_if_data_may_be_lost(monkeypatch, fail):
-    def queues(reader):
+    def queues(reader, planned=()):
         raise TopicNotFound("no topic")
 
     monkeypatch.setattr(RangeStreamReader, "_queues", queues)
