@@ -102,8 +102,8 @@ def add_compact(commands: Any) -> None:
     parser = commands.add_parser(
         "compact",
         help="merge a lake's small files, drop what is old",
-        description="Counts what is new, as a report does; then merges small files of spans by "
-        "hour, and runs of the tables.  Safe beside a landing job.",
+        description="Counts what is new, as a report does; then merges small files of spans "
+        "and of quarantine by hour, and runs of the tables.  Safe beside a landing job.",
     )
     parser.add_argument("--lake", metavar="DIR", required=True, help="what `land` has written")
     parser.add_argument(

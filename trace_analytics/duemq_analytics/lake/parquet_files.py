@@ -18,6 +18,9 @@ from duemq_analytics.lake.commits import make_folder, sync
 ROWS_PER_GROUP = 131_072
 """Rows of one row group: what a reader skips or reads as a whole."""
 
+BYTES_PER_GROUP = 256 * 1024 * 1024
+"""About so many, if its rows are large."""
+
 # Ids do not repeat: a dictionary of them is built, grows too large and is thrown away.
 _NO_DICTIONARY = frozenset({"trace_id", "span_id", "parent_span_id", "message_id", "start_ns"})
 
@@ -82,19 +85,32 @@ def _create(path: Path) -> None:
 
 
 def merged(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of files in tables of about a row group; columns that older files lack are null."""
+    """The rows of files in tables of about a row group; columns that older files lack are null.
+
+    Row group by row group: they were bounded when they were written, and a small file may have many
+    bytes that compress well.  Raises Corrupt naming a file.
+    """
     gathered: list[pa.Table] = []
-    rows = 0
+    rows = size = 0
     for path in paths:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_PER_GROUP):
-                gathered.append(_fitted(pa.Table.from_batches([batch]), schema))
-                rows += batch.num_rows
-                if rows >= ROWS_PER_GROUP:
-                    yield pa.concat_tables(gathered)
-                    gathered, rows = [], 0
+        for group in _row_groups(path):
+            gathered.append(_fitted(group, schema))
+            rows += group.num_rows
+            size += group.nbytes
+            if rows >= ROWS_PER_GROUP or size >= BYTES_PER_GROUP:
+                yield pa.concat_tables(gathered)
+                gathered, rows, size = [], 0, 0
     if gathered:
         yield pa.concat_tables(gathered)
+
+
+def _row_groups(path: Path) -> Iterator[pa.Table]:
+    try:
+        with parquet.ParquetFile(path) as file:
+            for number in range(file.num_row_groups):
+                yield file.read_row_group(number)
+    except pa.ArrowException as error:
+        raise Corrupt(f"{path} cannot be read: {error}", field="lake") from error
 
 
 def rows_of(path: Path) -> int:

@@ -14,8 +14,8 @@ what it has replaced.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
@@ -29,7 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 from duemq.errors import Corrupt, Unavailable
 from duemq_analytics.lake.checkpoints import CHECKPOINT, any_done, query_of
 from duemq_analytics.lake.commits import Commits
-from duemq_analytics.lake.parquet_files import ParquetFile, merged, rows_of
+from duemq_analytics.lake.merging import COLUMNS, COMPACTED, merge
+from duemq_analytics.lake.parquet_files import rows_of
 from duemq_analytics.lake.span_table import (
     NOT_TOLD,
     Batch,
@@ -42,12 +43,7 @@ from duemq_analytics.lake.span_table import (
 from duemq_analytics.lake.span_writer import write_messages
 from duemq_analytics.source import schema
 
-FILE_BYTES = 128 * 1024 * 1024
-"""A compaction's files are about this large, at most; larger ones are left alone."""
-
 _BASE = "base"
-_TABLES = ("spans", "quarantine")
-_COMPACTED = "compacted"
 _SNAPSHOT_TRIES = 10
 
 
@@ -107,9 +103,9 @@ class ParquetSpans:
             )
         refused = [there.base.quarantine, *(batch.quarantine for batch in there.batches)]
         named = {*(file.path for file in there.files), *chain.from_iterable(refused)}
-        for table in _TABLES:
+        for table in COLUMNS:
             for path in _files_in(self._lake / table, "*.parquet", ".*.parquet.*"):
-                compacted = path.name.lstrip(".").startswith(_COMPACTED)
+                compacted = path.name.lstrip(".").startswith(COMPACTED)
                 if not compacted and str(path.relative_to(self._lake)) not in named:
                     path.unlink(missing_ok=True)
 
@@ -118,7 +114,7 @@ class ParquetSpans:
         checkpoint = self._lake / CHECKPOINT
         if checkpoint.exists():
             return any_done(checkpoint)
-        return any(any(_files_in(self._lake / table, "[!.]*.parquet")) for table in _TABLES)
+        return any(any(_files_in(self._lake / table, "[!.]*.parquet")) for table in COLUMNS)
 
     def land(
         self,
@@ -207,7 +203,7 @@ class ParquetSpans:
         self, spark: SparkSession, settled: Collection[str], keep_from: datetime | None
     ) -> Compacted:
         """See SpanTable."""
-        return self._taken_up(settled, keep_from, partial(self._merged, spark))
+        return self._taken_up(settled, keep_from, partial(merge, spark, self._lake))
 
     def _taken_up(
         self,
@@ -224,15 +220,15 @@ class ParquetSpans:
         # there: of one that was lost there is another query's now.
         again = {key for query, key in newest.items() if self._may_go_on(query)}
         taken = [b for b in batches if b.key in settled and b.key not in again]
-        before = [*base.files, *(file for batch in taken for file in batch.files)]
-        quarantine = [*base.quarantine, *(path for batch in taken for path in batch.quarantine)]
+        refused = chain(base.quarantine, *(batch.quarantine for batch in taken))
+        before = [*base.files, *chain.from_iterable(batch.files for batch in taken)]
+        before += self._still_there(refused)
         kept = [file for file in before if not _expired(file.path, keep_from)]
         after, replaced = merge(kept, base.compactions + 1)
         expired = [file.path for file in before if _expired(file.path, keep_from)]
-        expired += [path for path in quarantine if _expired(path, keep_from)]
         base = Base(
-            files=tuple(after),
-            quarantine=tuple(path for path in quarantine if not _expired(path, keep_from)),
+            files=tuple(file for file in after if not _is_refused(file)),
+            quarantine=tuple(file.path for file in after if _is_refused(file)),
             absorbed=tuple(batch.key for batch in taken),
             replaced=(*replaced, *expired),
             topic_ends=merged_topic_ends([base.topic_ends, *(batch.topic_ends for batch in taken)]),
@@ -244,6 +240,12 @@ class ParquetSpans:
         self._cleaned(base)
         return Compacted(len(before), len(after), len(expired))
 
+    def _still_there(self, quarantine: Iterable[str]) -> Iterator[File]:
+        """Of its files, which whoever has seen them may delete: all that a merger wants to know."""
+        for path in quarantine:
+            with suppress(FileNotFoundError):
+                yield File(path, 0, (self._lake / path).stat().st_size, 0, 0)
+
     def _may_go_on(self, query: str) -> bool:
         """Whether it may land further batches."""
         try:
@@ -253,9 +255,10 @@ class ParquetSpans:
 
     def _drop_uncommitted(self, number: int) -> None:
         """Files of a compaction that was killed before its commit, finished or not."""
-        killed = f".{_COMPACTED}*", f"{_COMPACTED}-{number:010}-*.parquet"
-        for path in _files_in(self._lake / "spans", *killed):
-            path.unlink(missing_ok=True)
+        killed = f".{COMPACTED}*", f"{COMPACTED}-{number:010}-*.parquet"
+        for table in COLUMNS:
+            for path in _files_in(self._lake / table, *killed):
+                path.unlink(missing_ok=True)
 
     def _base(self) -> Base:
         try:
@@ -279,29 +282,6 @@ class ParquetSpans:
             self._commits.remove(key)
         return replace(base, absorbed=(), replaced=())
 
-    def _merged(
-        self, spark: SparkSession, files: Sequence[File], number: int
-    ) -> tuple[list[File], list[str]]:
-        """The files to have, and those they replace."""
-        groups, left = _groups(files)
-        if not groups:
-            return list(files), []
-        jobs = [(i, [file.path for file in group]) for i, group in enumerate(groups)]
-        planned = spark.sparkContext.parallelize(jobs, len(jobs))
-        merge = partial(_merge_task, self._lake, number)
-        made = {job: (path, size) for job, path, size in planned.mapPartitions(merge).collect()}
-        new = [
-            File(
-                made[i][0],
-                sum(file.rows for file in group),
-                made[i][1],
-                min(file.first_us for file in group),
-                max(file.last_us for file in group),
-            )
-            for i, group in enumerate(groups)
-        ]
-        return [*left, *new], [file.path for group in groups for file in group]
-
     def _landed(self, key: str, plan: str) -> Batch | None:
         """The batch of this key, if a run that was killed then has landed all of it."""
         try:
@@ -313,47 +293,10 @@ class ParquetSpans:
     def _drop_earlier(self, batch: Batch) -> None:
         """Files of this batch that an earlier attempt, cut into other tasks, has left."""
         now = {*(file.path for file in batch.files), *batch.quarantine}
-        for table in _TABLES:
+        for table in COLUMNS:
             for path in _files_in(self._lake / table, f"{batch.key}-*.parquet"):
                 if str(path.relative_to(self._lake)) not in now:
                     path.unlink(missing_ok=True)
-
-
-def _merge_task(
-    lake: Path, number: int, jobs: Iterator[tuple[int, list[str]]]
-) -> Iterator[tuple[int, str, int]]:
-    """Writes one file a job, beside the first one that it replaces."""
-    columns = schema.arrow_schema(schema.SPANS)
-    for job, paths in jobs:
-        path = Path(paths[0]).parent / f"{_COMPACTED}-{number:010}-{job:05}.parquet"
-        file = ParquetFile(lake / path, columns)
-        try:
-            for table in merged((lake / each for each in paths), columns):
-                file.write(table)
-            size = file.finish()
-        except BaseException:
-            file.abandon()
-            raise
-        yield job, str(path), size
-
-
-def _groups(files: Sequence[File]) -> tuple[list[list[File]], list[File]]:
-    """Small files of one hour that become one, and those that stay."""
-    hours: dict[Path, list[File]] = defaultdict(list)
-    for file in files:
-        hours[Path(file.path).parent].append(file)
-    groups: list[list[File]] = []
-    left: list[File] = []
-    for found in hours.values():
-        group: list[File] = []
-        for file in sorted(found, key=lambda file: (file.bytes, file.path)):
-            if group and sum(f.bytes for f in group) + file.bytes > FILE_BYTES:
-                groups.append(group)
-                group = []
-            group.append(file)
-        groups.append(group)
-    left = [group[0] for group in groups if len(group) == 1]
-    return [group for group in groups if len(group) > 1], left
 
 
 def _batch_of(key: str, rows: Sequence[Mapping[str, Any]]) -> Batch:
@@ -380,6 +323,10 @@ def _files_in(table: Path, *patterns: str) -> Iterator[Path]:
         for name in names:
             if any(fnmatch(name, pattern) for pattern in patterns):
                 yield Path(folder, name)
+
+
+def _is_refused(file: File) -> bool:
+    return file.path.startswith("quarantine/")
 
 
 def _query(key: str) -> str:

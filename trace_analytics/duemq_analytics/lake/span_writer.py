@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from duemq.errors import Corrupt
-from duemq_analytics.lake.parquet_files import ROWS_PER_GROUP, ParquetFile
+from duemq_analytics.lake.parquet_files import BYTES_PER_GROUP, ROWS_PER_GROUP, ParquetFile
 from duemq_analytics.source import schema, spans
 from duemq_analytics.source.plan import QueueRange
 
@@ -30,17 +30,18 @@ DICTIONARIES = frozenset(
 )
 """Columns with few distinct texts: they are written as the tables that they are on the wire."""
 
+QUARANTINE = (*schema.select(schema.SPANS, schema.PLACE), *schema.UNDECODABLE)
+"""Columns of what cannot be decoded."""
+
 HOURS_OPEN_MAX = 24
 """Files that a task writes at a time.  Spans with random times open others later."""
 
-_ROWS = ROWS_PER_GROUP
-_BYTES = 256 * 1024 * 1024
+_ROWS, _BYTES = ROWS_PER_GROUP, BYTES_PER_GROUP
 """Gathered until they are written: rows, or bytes if they are large."""
 
 _US_PER_S = 1_000_000
 _US_PER_HOUR = 3_600 * _US_PER_S
 _SPANS = schema.arrow_schema(schema.SPANS, DICTIONARIES)
-_QUARANTINE = (*schema.select(schema.SPANS, schema.PLACE), *schema.UNDECODABLE)
 
 
 def write_messages(
@@ -70,7 +71,7 @@ class _Task:
     def __init__(self, lake: Path, key: str, task: int) -> None:
         self._spans = HourFiles(lake, "spans", f"{key}-{task:05}", _SPANS)
         self._quarantine = HourFiles(
-            lake, "quarantine", f"{key}-{task:05}", schema.arrow_schema(_QUARANTINE)
+            lake, "quarantine", f"{key}-{task:05}", schema.arrow_schema(QUARANTINE)
         )
         self._past: dict[tuple[str, int], int] = {}
         self._gathered: list[pa.RecordBatch] = []
@@ -84,7 +85,7 @@ class _Task:
         try:
             decoded = spans.to_arrow(bytes(body), place, offset, schema.SPANS, DICTIONARIES)
         except Corrupt as error:
-            refused = spans.undecodable(bytes(body), error.message, place, offset, _QUARANTINE)
+            refused = spans.undecodable(bytes(body), error.message, place, offset, QUARANTINE)
             self._refuse(int(stored.timestamp() * _US_PER_S), refused)
         else:
             self._gather(decoded)
