@@ -13,6 +13,7 @@ A run with `whole` in its commit stands for all before it: a recomputation, or a
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -263,12 +264,20 @@ def near(files: Iterable[File], new: Iterable[File]) -> list[File]:
     Such a minute is at most a horizon away, and what belongs to it another one.
     """
     reach = 2 * measures.HORIZON_S * 1_000_000 + measures.US_PER_MINUTE
-    times = [(file.first_us - reach, file.last_us + reach) for file in new]
-    return [
-        file
-        for file in files
-        if any(begin <= file.last_us and file.first_us <= end for begin, end in times)
-    ]
+    begins: list[int] = []
+    ends: list[int] = []
+    for begin, end in sorted((file.first_us - reach, file.last_us + reach) for file in new):
+        if ends and begin <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            begins.append(begin)
+            ends.append(end)
+
+    def is_near(file: File) -> bool:
+        i = bisect_right(begins, file.last_us) - 1
+        return i >= 0 and file.first_us <= ends[i]
+
+    return [file for file in files if is_near(file)]
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
