@@ -108,6 +108,13 @@ def test_of_many_topics_a_report_keeps_what_its_page_shows(spark, tmp_path, monk
     assert "Those with the most errors; 42 more rows are left out." in text
 
 
+def test_a_report_that_fails_keeps_nothing_in_memory(spark, lake, tmp_path, monkeypatch):
+    monkeypatch.setattr(lake_report, "page_rows", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made(spark, lake, tmp_path)
+    assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
 def test_undecodable_messages_are_those_of_the_time_that_was_asked_for(spark, tmp_path):
     times = [NOW - timedelta(hours=2), NOW]
     rows = [("broker-0", 0, i, b"\xff", stored) for i, stored in enumerate(times)]

@@ -83,9 +83,11 @@ def write(
             fine_s = max(MINUTE_S, bucket_s(*facts["charted"])) if facts["spans"] else 0
             settled = measures.unreceived_settled(minutes, newest_us)
             merged = measures.merged(settled, sorted({WHOLE_S, fine_s})).drop("sketch").cache()
-            facts["topics"] = busiest(merged.where(F.col("measure") == "duration"))
-            found, by_time = page_rows(merged, fine_s, facts["topics"], _WORST)
-            merged.unpersist()
+            try:
+                facts["topics"] = busiest(merged.where(F.col("measure") == "duration"))
+                found, by_time = page_rows(merged, fine_s, facts["topics"], _WORST)
+            finally:
+                merged.unpersist()
             there = aggregates.examples(spark).where(wanted)
             examples = measures.picked(there, newest_us).toArrow().to_pylist()
             kinds = aggregates.errors(spark).where(wanted)
