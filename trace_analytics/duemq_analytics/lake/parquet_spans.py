@@ -58,9 +58,6 @@ class Base:
     replaced: tuple[str, ...] = ()
     """Files to delete."""
     topic_ends: TopicEnds = field(default_factory=dict)
-    spans: int = 0
-    undecodable: int = 0
-    """Landed by the batches taken up, what has expired included."""
     compactions: int = 0
 
 
@@ -186,15 +183,6 @@ class ParquetSpans:
         paths = chain(there.base.quarantine, *(batch.quarantine for batch in there.batches))
         return sum(rows_of(self._lake / path) for path in paths if not _expired(path, since))
 
-    def totals(self) -> Mapping[str, int]:
-        """See SpanTable."""
-        there = self.snapshot()
-        base, batches = there.base, there.batches
-        return {
-            "spans": base.spans + sum(batch.spans for batch in batches),
-            "undecodable": base.undecodable + sum(batch.undecodable for batch in batches),
-        }
-
     def expire(self, settled: Collection[str], keep_from: datetime) -> Compacted:
         """See SpanTable."""
         return self._taken_up(settled, keep_from, lambda files, number: (list(files), []))
@@ -232,8 +220,6 @@ class ParquetSpans:
             absorbed=tuple(batch.key for batch in taken),
             replaced=(*replaced, *expired),
             topic_ends=merged_topic_ends([base.topic_ends, *(batch.topic_ends for batch in taken)]),
-            spans=base.spans + sum(batch.spans for batch in taken),
-            undecodable=base.undecodable + sum(batch.undecodable for batch in taken),
             compactions=base.compactions + 1,
         )
         self._commits.put(_BASE, asdict(base))
@@ -265,7 +251,8 @@ class ParquetSpans:
             content = self._commits.get(_BASE)
         except FileNotFoundError:
             return Base()
-        content.pop("version")
+        for name in ("version", "spans", "undecodable"):  # older versions had the latter
+            content.pop(name, None)
         if (of_any := content.pop("ends", None)) is not None:  # of an older version
             content["topic_ends"] = {NOT_TOLD: of_any}
         content["files"] = tuple(File(**each) for each in content["files"])

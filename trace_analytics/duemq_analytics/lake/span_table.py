@@ -142,9 +142,6 @@ class SpanTable(Protocol):
         None: of all.
         """
 
-    def totals(self) -> Mapping[str, int]:
-        """spans, undecodable: landed so far, what expired included."""
-
 
 def merged_topic_ends(ends: Iterable[TopicEnds]) -> TopicEnds:
     """The furthest offsets of all, topic by topic."""
