@@ -5,7 +5,7 @@ import numpy as np
 from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
 
-T0_NS = 1_767_225_600_000_000_000  # 2026-01-01 00:00 UTC
+T0_NS = 1_699_999_200_000_000_000  # 2023-11-14 22:00 UTC, just before it is stored
 ROWS = 10
 
 

@@ -36,7 +36,9 @@ ROWS = 512
 """Spans of a message, as services send them when they are busy."""
 STEP_NS = 720_000
 """From one span's start to the next: 5M spans are an hour."""
-T0_NS = 1_767_225_600_000_000_000
+HOUR_NS = 3_600_000_000_000
+T0_NS = time.time_ns() // HOUR_NS * HOUR_NS - HOUR_NS
+"""The hour before: what started long before it was stored lies elsewhere in a lake."""
 FLOOR_MESSAGES = 500
 SEND_MESSAGES = 200
 """In one call."""

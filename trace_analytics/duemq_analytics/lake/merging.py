@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from duemq_analytics.lake.parquet_files import ParquetFile, merged
 from duemq_analytics.lake.span_table import File
-from duemq_analytics.lake.span_writer import QUARANTINE
+from duemq_analytics.lake.span_writer import QUARANTINE, US_PER_HOUR, hour_of
 from duemq_analytics.source import schema
 
 FILE_BYTES = 128 * 1024 * 1024
@@ -70,10 +70,10 @@ def _merge_task(
 
 
 def _groups(files: Sequence[File]) -> tuple[list[list[File]], list[File]]:
-    """Small files of one hour that become one, and those that stay."""
-    hours: dict[Path, list[File]] = defaultdict(list)
+    """Small files of one hour that become one, and those that stay; of strays on their own."""
+    hours: dict[tuple[Path, bool], list[File]] = defaultdict(list)
     for file in files:
-        hours[Path(file.path).parent].append(file)
+        hours[Path(file.path).parent, _is_of_its_hour(file)].append(file)
     groups: list[list[File]] = []
     left: list[File] = []
     for found in hours.values():
@@ -86,3 +86,8 @@ def _groups(files: Sequence[File]) -> tuple[list[list[File]], list[File]]:
         groups.append(group)
     left = [group[0] for group in groups if len(group) == 1]
     return [group for group in groups if len(group) > 1], left
+
+
+def _is_of_its_hour(file: File) -> bool:
+    hour = hour_of(file.path)
+    return hour == file.first_us // US_PER_HOUR == file.last_us // US_PER_HOUR

@@ -1,6 +1,7 @@
 """Spans as plain Parquet files in a folder that the driver and all tasks reach.
 
     LAKE/spans/date=2026-11-22/hour=20/KEY-TASK-COUNT.parquet   by the start of the span, UTC
+    LAKE/spans/date=…/hour=…/KEY-TASK-stray-COUNT.parquet       by that of storing (`span_writer`)
     LAKE/quarantine/date=…/hour=…/…                             by the time of storing
     LAKE/_batches/KEY.json     a commit a micro-batch: its files, how far it read
     LAKE/_batches/base.json    batches that a compaction has taken up, as the files that are left
@@ -17,7 +18,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from fnmatch import fnmatch
 from functools import partial
 from itertools import chain
@@ -40,7 +41,7 @@ from duemq_analytics.lake.span_table import (
     merged_ends,
     merged_topic_ends,
 )
-from duemq_analytics.lake.span_writer import write_messages
+from duemq_analytics.lake.span_writer import hour_of, write_messages
 from duemq_analytics.source import schema
 
 _BASE = "base"
@@ -324,9 +325,7 @@ def _expired(path: str, keep_from: datetime | None) -> bool:
     """Whether the hour of a file has ended by then."""
     if keep_from is None:
         return False
-    date, hour = (part.partition("=")[2] for part in Path(path).parts[1:3])
-    begin = datetime.strptime(f"{date} {hour}", "%Y-%m-%d %H").replace(tzinfo=UTC)
-    return begin + timedelta(hours=1) <= keep_from
+    return (hour_of(path) + 1) * 3_600 <= keep_from.timestamp()
 
 
 def _drop_empty(folder: Path) -> None:

@@ -2,17 +2,22 @@
 
 Spans never pass through Java: a message comes in as bytes, is decoded column by column and written
 by Arrow.  Through Spark's own writer it costs three times the CPU.
+
+A span lies by the hour of its start.  A clock may be years off, and whoever may send can claim any
+time: what started more than STRAY_HOURS before or after it was stored, a stray, lies by the hour of
+its storing, in files of its own, so that the others say of a short time that it is theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from duemq.errors import Corrupt
 from duemq_analytics.lake.parquet_files import BYTES_PER_GROUP, ROWS_PER_GROUP, ParquetFile
@@ -36,11 +41,14 @@ QUARANTINE = (*schema.select(schema.SPANS, schema.PLACE), *schema.UNDECODABLE)
 HOURS_OPEN_MAX = 24
 """Files that a task writes at a time.  Spans with random times open others later."""
 
+STRAY_HOURS = 24
+
+US_PER_HOUR = 3_600_000_000
+
 _ROWS, _BYTES = ROWS_PER_GROUP, BYTES_PER_GROUP
 """Gathered until they are written: rows, or bytes if they are large."""
 
 _US_PER_S = 1_000_000
-_US_PER_HOUR = 3_600 * _US_PER_S
 _SPANS = schema.arrow_schema(schema.SPANS, DICTIONARIES)
 
 
@@ -73,8 +81,11 @@ class _Task:
         self._quarantine = HourFiles(
             lake, "quarantine", f"{key}-{task:05}", schema.arrow_schema(QUARANTINE)
         )
+        self._strays = HourFiles(lake, "spans", f"{key}-{task:05}-stray", _SPANS)
         self._past: dict[tuple[str, int], int] = {}
         self._gathered: list[pa.RecordBatch] = []
+        self._stored: list[int] = []
+        """When their messages were stored, Unix microseconds."""
         self._rows = self._bytes = 0
         self._refused: list[tuple[int, pa.RecordBatch]] = []
         self._refused_bytes = 0
@@ -82,16 +93,18 @@ class _Task:
     def add(self, broker: str, queue: int, offset: int, body: bytes, stored: datetime) -> None:
         self._past[broker, queue] = max(self._past.get((broker, queue), 0), offset + 1)
         place = QueueRange(broker, "", queue, offset, offset + 1)
+        stored_us = int(stored.timestamp() * _US_PER_S)
         try:
             decoded = spans.to_arrow(bytes(body), place, offset, schema.SPANS, DICTIONARIES)
         except Corrupt as error:
             refused = spans.undecodable(bytes(body), error.message, place, offset, QUARANTINE)
-            self._refuse(int(stored.timestamp() * _US_PER_S), refused)
+            self._refuse(stored_us, refused)
         else:
-            self._gather(decoded)
+            self._gather(stored_us, decoded)
 
-    def _gather(self, decoded: pa.RecordBatch) -> None:
+    def _gather(self, stored_us: int, decoded: pa.RecordBatch) -> None:
         self._gathered.append(decoded)
+        self._stored.append(stored_us)
         self._rows += decoded.num_rows
         # `nbytes` counts what is used of each buffer, at a tenth of the cost of decoding.
         self._bytes += decoded.get_total_buffer_size()
@@ -108,29 +121,22 @@ class _Task:
         """By the hour of storing: what cannot be read has no other time."""
         hours: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for stored_us, row in self._refused:
-            hours.setdefault(stored_us // _US_PER_HOUR, []).append((stored_us, row))
-        for found in hours.values():
+            hours.setdefault(stored_us // US_PER_HOUR, []).append((stored_us, row))
+        for hour, found in hours.items():
             table = pa.Table.from_batches([row for _, row in found])
-            self._quarantine.write(found[0][0], table, found[-1][0])
+            self._quarantine.write(hour, table, (found[0][0], found[-1][0]))
         self._refused, self._refused_bytes = [], 0
 
     def _flush(self) -> None:
         table = pa.Table.from_batches(self._gathered).unify_dictionaries()
-        self._gathered, self._rows, self._bytes = [], 0, 0
-        starts = table.column("start_ts").cast(pa.int64())
-        first, last = pc.min_max(starts).as_py().values()
-        if first // _US_PER_HOUR == last // _US_PER_HOUR:
-            self._spans.write(first, table, last)
-            return
-        table = table.take(pc.sort_indices(starts))
-        starts = table.column("start_ts").cast(pa.int64()).to_numpy()
-        begin = 0
-        while begin < len(starts):
-            until = (int(starts[begin]) // _US_PER_HOUR + 1) * _US_PER_HOUR
-            end = int(starts.searchsorted(until))
-            part = table.slice(begin, end - begin)
-            self._spans.write(int(starts[begin]), part, int(starts[end - 1]))
-            begin = end
+        stored = np.repeat(self._stored, [batch.num_rows for batch in self._gathered])
+        self._gathered, self._stored, self._rows, self._bytes = [], [], 0, 0
+        starts = _starts(table)
+        strays = np.abs(starts - stored) > STRAY_HOURS * US_PER_HOUR
+        if strays.any():
+            _write_by_hour(self._strays, stored[strays] // US_PER_HOUR, table.filter(strays))
+            table, starts = table.filter(~strays), starts[~strays]
+        _write_by_hour(self._spans, starts // US_PER_HOUR, table)
 
     def finish(self) -> list[dict[str, Any]]:
         if self._gathered:
@@ -140,11 +146,32 @@ class _Task:
             {"kind": "read", "broker": broker, "queue": queue, "past": past}
             for (broker, queue), past in self._past.items()
         ]
-        return [*self._spans.finish(), *self._quarantine.finish(), *read]
+        return [*chain.from_iterable(files.finish() for files in self._files()), *read]
 
     def abandon(self) -> None:
-        self._spans.abandon()
-        self._quarantine.abandon()
+        for files in self._files():
+            files.abandon()
+
+    def _files(self) -> tuple[HourFiles, ...]:
+        return self._spans, self._strays, self._quarantine
+
+
+def _starts(table: pa.Table) -> np.ndarray:
+    """Of spans, Unix microseconds."""
+    return table.column("start_ts").cast(pa.int64()).to_numpy()
+
+
+def _write_by_hour(files: HourFiles, hours: np.ndarray, table: pa.Table) -> None:
+    """Spans of these hours, sorted by start where they are of more than one."""
+    found = np.unique(hours)
+    if len(found) > 1:
+        order = np.lexsort((_starts(table), hours))
+        table, hours = table.take(order), hours[order]
+    cuts = [*hours.searchsorted(found), len(hours)]
+    for hour, (begin, end) in zip(found, pairwise(cuts), strict=True):
+        part = table.slice(begin, end - begin)
+        starts = _starts(part)
+        files.write(int(hour), part, (int(starts.min()), int(starts.max())))
 
 
 class HourFiles:
@@ -160,9 +187,8 @@ class HourFiles:
         self._written: list[dict[str, Any]] = []
         self._count = 0
 
-    def write(self, first_us: int, table: pa.Table, last_us: int | None = None) -> None:
-        """Rows of the hour that `first_us` is in."""
-        hour = first_us // _US_PER_HOUR
+    def write(self, hour: int, table: pa.Table, times_us: tuple[int, int]) -> None:
+        """Rows of an hour; `times_us`: the first and the last time in them."""
         if hour not in self._open:
             if len(self._open) >= HOURS_OPEN_MAX:
                 self._close()
@@ -172,7 +198,7 @@ class HourFiles:
             self._open[hour] = path, ParquetFile(self._lake / path, self._schema)
         path, file = self._open[hour]
         file.write(table)
-        self._times.setdefault(path, []).extend((first_us, last_us or first_us))
+        self._times.setdefault(path, []).extend(times_us)
 
     def finish(self) -> list[dict[str, Any]]:
         """Closes all; answers what was written."""
@@ -196,6 +222,13 @@ def hour_folder(hour: int) -> str:
     """`hour` counts from 1970, UTC; beyond what a date can say it is the last one it can."""
     begin = datetime.fromtimestamp(min(hour, _LAST_HOUR) * 3_600, UTC)
     return f"date={begin:%Y-%m-%d}/hour={begin:%H}"
+
+
+def hour_of(path: str) -> int:
+    """The inverse, of a file's path beneath the lake."""
+    date, hour = (part.partition("=")[2] for part in Path(path).parts[1:3])
+    begin = datetime.strptime(f"{date} {hour}", "%Y-%m-%d %H").replace(tzinfo=UTC)
+    return int(begin.timestamp()) // 3_600
 
 
 _LAST_HOUR = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3_600

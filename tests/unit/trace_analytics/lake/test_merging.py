@@ -81,3 +81,19 @@ def test_a_small_file_with_many_bytes_is_not_in_memory_as_a_whole(tmp_path, monk
         file.write(pa.table({"body": [bytes(1_000)]}, schema=columns))
     file.finish()
     assert [table.num_rows for table in merged([tmp_path / "x.parquet"], columns)] == [2, 2]
+
+
+def test_files_of_an_hour_stay_of_that_hour_where_a_clock_is_years_off(tmp_path):
+    """So that a run passes over those that are not of its time."""
+    table = ParquetSpans(tmp_path)
+    years_ns = 10**18
+    stored_ns = int(Messages.STORED.timestamp()) * 10**9
+    for i, start_ns in enumerate([stored_ns, years_ns] * 2):
+        table.land(f"q{i}-0", Messages(i, start_ns=start_ns))
+    (tmp_path / "_checkpoint").mkdir()
+    (tmp_path / "_checkpoint/metadata").write_text(json.dumps({"id": "new"}))
+    for _ in range(2):
+        table.compact(Spark(), [batch.key for batch in table.batches()], None)
+        times = sorted((file.rows, file.first_us, file.last_us) for file in table.files())
+        assert times == [(2, ns // 1_000, ns // 1_000) for ns in (years_ns, stored_ns)]
+    assert len(list(tmp_path.glob("spans/*/*"))) == 1

@@ -57,12 +57,13 @@ def test_a_compaction_ends_though_a_power_failure_has_left_a_checkpoint_without_
 class Messages:
     """A DataFrame of trace messages with a span each, of which one task is made."""
 
-    def __init__(self, *offsets, body=None):
-        spans = SpanBatch(rows=1, span_ids=b"12345678", start_ns=[10**18])
+    STORED = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __init__(self, *offsets, body=None, start_ns=10**18):
+        spans = SpanBatch(rows=1, span_ids=b"12345678", start_ns=[start_ns])
         body = body or spans.SerializeToString()
-        stored = datetime(2026, 1, 1, tzinfo=UTC)
         self.rdd = self
-        self.rows = [("b", 0, offset, body, stored) for offset in offsets]
+        self.rows = [("b", 0, offset, body, self.STORED) for offset in offsets]
 
     def mapPartitionsWithIndex(self, write):
         return SimpleNamespace(collect=lambda: list(write(0, iter(self.rows))))

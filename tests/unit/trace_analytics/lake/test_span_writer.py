@@ -82,6 +82,25 @@ def test_random_times_hold_few_files_open(tmp_path, monkeypatch):
     assert len(files(tmp_path)) == len(rows) - 1
 
 
+@pytest.mark.parametrize("hours", [(-25, 25), (-24 * 365 * 50, 24 * 365 * 200)])
+def test_times_that_cannot_be_right_make_no_hours_of_their_own(tmp_path, hours):
+    """Whoever may send can claim any."""
+    stored_ns = int(STORED.timestamp()) * 10**9
+    near = (-23, 0, 24)
+    claimed = [stored_ns + hour * HOUR_NS for hour in (*hours, *near)]
+    rows = written(tmp_path, body(*claimed), body(claimed[0]))[:-1]
+    assert [(row["path"], row["rows"]) for row in rows] == [
+        ("spans/date=2025-12-31/hour=06/k-00000-0.parquet", 1),
+        ("spans/date=2026-01-01/hour=05/k-00000-1.parquet", 1),
+        ("spans/date=2026-01-02/hour=05/k-00000-2.parquet", 1),
+        ("spans/date=2026-01-01/hour=05/k-00000-stray-0.parquet", 3),
+    ]
+    assert [row["first_us"] for row in rows[:3]] == [ns // 1_000 for ns in claimed[2:]]
+    assert (rows[-1]["first_us"], rows[-1]["last_us"]) == (claimed[0] // 1_000, claimed[1] // 1_000)
+    table = parquet.read_table(tmp_path / rows[-1]["path"], partitioning=None)
+    assert table.column("start_ns").to_pylist() == [*claimed[:2], claimed[0]]
+
+
 def test_a_task_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(span_writer, "_ROWS", 1)  # written at once
 
