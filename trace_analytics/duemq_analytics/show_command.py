@@ -9,7 +9,8 @@ from datetime import timedelta
 import click
 
 from duemq import PullConsumer
-from duemq.errors import InvalidArgument, TopicNotFound
+from duemq.descriptions import TopicDescription
+from duemq.errors import InvalidArgument, MissingBroker, TopicNotFound
 from duemq.protocol import due, message_ids, moments
 from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics.waterfall import drawing
@@ -38,8 +39,8 @@ WIDTH = 100
 def show(session: Session, message_id: str, since: str) -> Exit:
     """Draw what happened to a message, from its sending to its callbacks: a bar for each span.
 
-    Reads what %TRACE% has since then, twice; an id that the SDK made says when it was, and nothing
-    stored earlier is read.  Times are ms from the first span's start.
+    Reads what %TRACE% has since then, twice; an id that the SDK made says when it was, and what was
+    stored earlier is read only if nothing is found.  Times are ms from the first span's start.
 
     The exit code is 4 if there is no span of it, 5 if a broker is away.  With --json, a line for
     each span, with the columns of `duemq-spans`, and {missing_brokers}, [{broker, error}].
@@ -50,22 +51,18 @@ def show(session: Session, message_id: str, since: str) -> Exit:
       duemq trace show 5f0c… --since 1d --json
     """
     now_ms = time.time_ns() // 1_000_000
-    since_ms = _since_ms(since, message_id, now_ms)
+    begins_ms = _begins_ms(since, message_id, now_ms)
     with session.admin() as admin:
         try:
             described = admin.describe_topic(TRACE_TOPIC)
         except TopicNotFound:
             session.output.note(f"no spans: there is no topic {TRACE_TOPIC}, nobody traces to it")
             return Exit.NOT_FOUND
-    consumer = PullConsumer(nameserver=session.nameserver, settings=session.consumer_settings())
-    gathered = MessageSpans(message_id)
-    with TraceScan(consumer, described, since_ms) as scan:
-        for look in (gathered.look_for_id, gathered.look_for_frames):
-            for each in scan.messages():
-                look(each.body, each.broker, each.queue, each.offset)
-            if not gathered.found:
-                break
-    missing = (*described.missing, *scan.missing)
+    for since_ms in begins_ms:
+        gathered, silent = _looked_through(session, described, message_id, since_ms)
+        if gathered.found:
+            break
+    missing = (*described.missing, *silent)
     _print(session, gathered)
     session.output.note(
         f"{gathered.looked_at:,} spans stored since {local_time(since_ms)} were looked at"
@@ -75,6 +72,21 @@ def show(session: Session, message_id: str, since: str) -> Exit:
     if missing:
         return Exit.PARTIAL
     return Exit.OK if gathered.found else Exit.NOT_FOUND
+
+
+def _looked_through(
+    session: Session, described: TopicDescription, message_id: str, since_ms: int
+) -> tuple[MessageSpans, tuple[MissingBroker, ...]]:
+    """The message's spans among those stored since then, and who went silent."""
+    consumer = PullConsumer(nameserver=session.nameserver, settings=session.consumer_settings())
+    gathered = MessageSpans(message_id)
+    with TraceScan(consumer, described, since_ms) as scan:
+        for look in (gathered.look_for_id, gathered.look_for_frames):
+            for each in scan.messages():
+                look(each.body, each.broker, each.queue, each.offset)
+            if not gathered.found:
+                break
+    return gathered, scan.missing
 
 
 def _print(session: Session, gathered: MessageSpans) -> None:
@@ -93,13 +105,18 @@ def _print(session: Session, gathered: MessageSpans) -> None:
         )
 
 
-def _since_ms(since: str, message_id: str, now_ms: int) -> int:
-    """From when on spans are read.  Raises InvalidArgument."""
+def _begins_ms(since: str, message_id: str, now_ms: int) -> list[int]:
+    """From when on spans are read, and if there are none of it, from when on then.
+
+    Its producer's clock made the id, and may be ahead.  Raises InvalidArgument.
+    """
     try:
         since_ms = now_ms - due.delay_ms(since)
     except InvalidArgument:
         since_ms = moments.epoch_ms(since, now_ms, "since")
+    since_ms = max(0, since_ms)
     made_ms = message_ids.begun_ms(message_id)
-    if made_ms is not None and made_ms < now_ms:
-        since_ms = max(since_ms, made_ms - CLOCKS_APART // timedelta(milliseconds=1))
-    return max(0, since_ms)
+    if made_ms is None or made_ms >= now_ms:
+        return [since_ms]
+    soonest_ms = made_ms - CLOCKS_APART // timedelta(milliseconds=1)
+    return [soonest_ms, since_ms] if soonest_ms > since_ms else [since_ms]
