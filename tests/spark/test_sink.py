@@ -84,6 +84,8 @@ def test_delayed_rows_come_at_their_time(spark, cluster):
     assert found[b"at"]["store_ts"] >= found[b"at"]["due_ts"]
     assert found[b"after"]["due_ts"] is not None
     assert found[b"now"]["due_ts"] is None
+    write(spark.sql("SELECT 'soon' AS body, INTERVAL 0 MINUTE AS delay"), cluster, topic=topic)
+    until(lambda: load(spark, cluster, topic).where("body = 'soon'").count() == 1)
 
 
 @pytest.mark.parametrize(

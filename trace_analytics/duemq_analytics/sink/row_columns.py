@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, DayTimeIntervalType, StructType
 
 from duemq.errors import InvalidArgument
 from duemq_analytics.source.schema import MESSAGES
@@ -35,7 +35,7 @@ def check(schema: StructType, topic: str | None) -> tuple[str, ...]:
 
     Raises InvalidArgument naming a column that is missing, unknown or of another type.
     """
-    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    types = {field.name: _name_of(field.dataType) for field in schema.fields}
     for name, spark_type in types.items():
         if name in PASSED_OVER:
             continue
@@ -55,6 +55,13 @@ def check(schema: StructType, topic: str | None) -> tuple[str, ...]:
     if "timer_key" in used and not {"deliver_at", "delay"} & set(used):
         used.remove("timer_key")  # of messages that were read: their time is over
     return tuple(used)
+
+
+def _name_of(kind: DataType) -> str:
+    """What SQL calls `interval hour` and the like are the same values."""
+    if isinstance(kind, DayTimeIntervalType):
+        kind = DayTimeIntervalType()
+    return kind.simpleString()
 
 
 def _wrong(name: str, value: str, limit: str) -> InvalidArgument:

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.types import DayTimeIntervalType, StringType, StructField, StructType
 
 from duemq.errors import InvalidArgument
 from duemq_analytics.sink import row_columns
@@ -31,6 +32,14 @@ def test_types_that_may_be(column, told):
     assert column in check(
         {"body": "binary", "delay": "string"} | {column: told}, None if column == "topic" else "t"
     )
+
+
+@pytest.mark.parametrize("units", [(0, 3), (1, 1), (2, 3)])
+def test_a_delay_may_be_an_interval_of_any_units_up_to_days(units):
+    """`INTERVAL 1 HOUR` is one of hours."""
+    delay = StructField("delay", DayTimeIntervalType(*units))
+    schema = StructType([StructField("body", StringType()), delay])
+    assert row_columns.check(schema, "orders") == ("body", "delay")
 
 
 @pytest.mark.parametrize(
