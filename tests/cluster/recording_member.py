@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -47,8 +47,12 @@ class Recorder:
         self._member = member
 
     def add(self, event: str, **fields: object) -> None:
-        line = json.dumps({"event": event, "member": self._member, **fields}) + "\n"
-        os.write(self._file, line.encode())
+        self.add_all(event, [fields])
+
+    def add_all(self, event: str, rows: Iterable[dict[str, object]]) -> None:
+        """In one write: a thousand take their time where others have the processor."""
+        told = {"event": event, "member": self._member}
+        os.write(self._file, "".join(json.dumps(told | row) + "\n" for row in rows).encode())
 
     def now(self, event: str, **fields: object) -> None:
         self.add(event, at=time.monotonic_ns(), **fields)
@@ -254,23 +258,27 @@ class Callback:
 
     def batched(self, messages: list[Message]) -> None:
         """The same for lists: when one fails, all do."""
-        begun = [self._begin(message) for message in messages]
+        at = time.monotonic_ns()  # the callback's, which the timeout is of
+        begun = [self._begin(message, at) for message in messages]
         time.sleep(
             max(self._takes_s(m, told) for m, (told, _) in zip(messages, begun, strict=True))
         )
         failed = any(
             m.deliveries < told["failures"] for m, (told, _) in zip(messages, begun, strict=True)
         )
-        for _, place in begun:
-            self._recorder.now("ended", ok=not failed, **place)
+        at = time.monotonic_ns()
+        ended = [{"at": at, "ok": not failed, **place} for _, place in begun]
+        self._recorder.add_all("ended", ended)
         if failed:
             raise Planned("one of them")
 
-    def _begin(self, message: Message) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _begin(self, message: Message, at: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
         told = json.loads(message.body)
         queue = [message.stored_topic, message.broker, message.queue]
         place = {"id": told["id"], "queue": queue, "offset": message.offset}
-        self._recorder.now("started", attempt=message.deliveries, **self._looks.last(), **place)
+        at = at or time.monotonic_ns()
+        attempt = message.deliveries
+        self._recorder.add("started", at=at, attempt=attempt, **self._looks.last(), **place)
         return told, place
 
     def _takes_s(self, message: Message, told: dict[str, Any]) -> float:
