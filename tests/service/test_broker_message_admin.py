@@ -292,8 +292,10 @@ async def test_a_look_up_that_waits_for_its_turn_is_told_of_a_stop(
     monkeypatch.setattr(lookup, "search", held)
     async with running_broker(tmp_path) as (broker, client):
         await send(client, "orders", record("a", "k"))
-        first, second = (asyncio.ensure_future(find(client, "orders", key="k")) for _ in range(2))
-        await until(lambda: begun.is_set() and broker._messages._lookups == 2)
+        first = asyncio.ensure_future(find(client, "orders", key="k"))
+        await until(begun.is_set)
+        second = asyncio.ensure_future(find(client, "orders", key="k"))
+        await until(lambda: broker._messages._lookups == 2)
         broker._messages.close()
         with pytest.raises(Unavailable):
             async with asyncio.timeout(WAIT_S):
