@@ -203,10 +203,7 @@ class Tables:
                         queue.skip_to(end)
 
     def skip_lost(
-        self,
-        state: CheckpointState | None,
-        since_checkpoint: int,
-        since_end: int,
+        self, state: CheckpointState | None, since_checkpoint: int, since_end: int
     ) -> list[tuple[Queue, int]]:
         """The log has lost its end: offsets that lay there are never given to anything new.
 

@@ -392,9 +392,8 @@ class Dispatcher:
 
         NEVER: nothing held back.
         """
-        busy = self.peer(broker).busy.values()
-        # Of those that were refused there may be thousands.
-        again = (lane.retry_at_ms for lane in busy if lane.retry_at_ms > now_ms)
-        waits = (lane.held_until_ms(ahead_ms) for lane in busy if lane.retry_at_ms <= now_ms)
-        until_ms = min((each for each in waits if each > now_ms), default=NEVER)
-        return min(until_ms, min(again, default=NEVER))
+        waits = (  # of those that were refused there may be thousands: they are not asked
+            lane.retry_at_ms if lane.retry_at_ms > now_ms else lane.held_until_ms(ahead_ms)
+            for lane in self.peer(broker).busy.values()
+        )
+        return min((until_ms for until_ms in waits if until_ms > now_ms), default=NEVER)

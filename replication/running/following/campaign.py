@@ -262,8 +262,8 @@ class Campaign:
         if found is None:
             return None
         await self.streams.leave()
-        if self.unfit:
-            self.note("joining", self.unfit)
+        if reason := self.unfit:
+            self.note("joining", reason)
             return None
         if self._election.decide(self._read_ms) is not Decision.STAND:
             return None  # something came meanwhile, and its leader serves by the answer to it
