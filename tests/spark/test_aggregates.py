@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -218,6 +218,24 @@ def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
     assert aggregates.rebuild(spark).spans == len(spans)
     require_equal(told(spark, aggregates), expected)
     require_errors(spark, aggregates, spans)
+
+
+def test_only_the_minutes_that_are_kept_stay(spark, tmp_path):
+    """Neither those that are over nor those of a clock that is ahead, whose time never comes."""
+    aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))
+    years_ms = 100 * 365 * 24 * 60 * MINUTE_MS
+    times = {"old": -60 * MINUTE_MS, "kept": 0, "ahead": years_ms}
+    failed = {"status": "ERROR", "error_type": "E"}
+    calls = [process(name, at + 10, "g", **failed) for name, at in times.items()]
+    landed(tmp_path, "q-0", [*(send(name, at) for name, at in times.items()), *calls])
+    aggregates.update(spark)
+    begin = datetime.fromtimestamp(T0_MS / 1_000 - 120, UTC)
+    assert aggregates.compact(spark, (begin, begin + timedelta(days=1))) == 1
+    minute = T0_MS // MINUTE_MS
+    assert {key[0] for key in told(spark, aggregates)} == {minute}
+    examples = aggregates.examples(spark).toArrow().to_pylist()
+    assert {row["message_id"] for row in examples} == {"kept"}
+    assert [row["message_id"] for row in aggregates.errors(spark).toArrow().to_pylist()] == ["kept"]
 
 
 def rows_read(frame):

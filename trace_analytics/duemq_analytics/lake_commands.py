@@ -33,6 +33,9 @@ KEEP_MIN = timedelta(hours=3)
 """A minute is counted again up to an hour after it, of messages that were sent up to an hour before
 it; and what is landed is not of this moment."""
 
+AHEAD_MAX = timedelta(days=1)
+"""Minutes that are further ahead are of wrong clocks: `--keep` does not keep them."""
+
 MESSAGES_PER_BATCH = 10_000
 """Of the trace topic; each holds up to 512 spans."""
 
@@ -111,7 +114,7 @@ def add_compact(commands: Any) -> None:
         metavar="TIME",
         type=kept,
         help="drop spans, quarantine and minutes of hours that ended so long ago, like 30d, at "
-        "least 3h (default: keep all)",
+        "least 3h, and minutes more than a day ahead (default: keep all)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(run=compact)
@@ -253,7 +256,9 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
     from duemq_analytics.lake.span_table import Compacted
 
     lake = existing("lake", arguments.lake)
-    keep_from = None if arguments.keep is None else kept_from(datetime.now(UTC), arguments.keep)
+    now = datetime.now(UTC)
+    keep = arguments.keep and (kept_from(now, arguments.keep), now + AHEAD_MAX)
+    keep_from = keep and keep[0]
 
     def run(spark: SparkSession) -> int:
         spans = ParquetSpans(lake)
@@ -266,7 +271,7 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
         aggregates.update(spark, progress)
         with progress.step("compacting"):
             done = dropped + spans.compact(spark, aggregates.settled(), keep_from)
-            aggregates.compact(spark, keep_from)
+            aggregates.compact(spark, keep)
         if arguments.json:
             print(json.dumps({"event": "compacted", "lake": str(lake), **asdict(done)}))
         else:

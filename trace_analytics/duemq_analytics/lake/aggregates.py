@@ -89,13 +89,19 @@ class Aggregates:
         self._drop_before(run.number)
         return run
 
-    def compact(self, spark: SparkSession, keep_from: datetime | None) -> int:
-        """Merges all runs into one, without the minutes before `keep_from`; answers how many."""
+    def compact(self, spark: SparkSession, keep: tuple[datetime, datetime] | None) -> int:
+        """Merges all runs into one; answers how many.  `keep`: only the minutes of this time.
+
+        Not those ahead of it either, which wrong clocks make: their time would never be over.
+        """
         names, last = self._names(), self.last()
-        if len(names) < 2 and keep_from is None:
+        if len(names) < 2 and keep is None:
             return 0
         number = last.number + 1
-        kept = F.lit(True) if keep_from is None else F.col("bucket_ts") >= F.lit(keep_from)
+        kept = F.lit(True)
+        if keep is not None:
+            begin, end = keep
+            kept = F.col("bucket_ts").between(F.lit(begin), F.lit(end))
         minutes = measures.merged(self.minutes(spark).where(kept), [MINUTE_S])
         self._write(minutes.drop("bucket_s", "curve_us"), "minutes", number)
         self._write(self.examples(spark).where(kept), "examples", number)

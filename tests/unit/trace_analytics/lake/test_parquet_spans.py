@@ -39,9 +39,13 @@ def test_a_compaction_drops_the_files_of_one_that_was_killed_before_its_commit(t
     file = {"path": f"{HOUR}/{counted.name}", "rows": 1, "bytes": 1, "first_us": 0, "last_us": 0}
     Commits(tmp_path / "_batches").put("base", base | {"files": [file]})
     killed = put(tmp_path, "compacted-0000000002-00007.parquet")
+    refused = tmp_path / "quarantine/date=2026-01-01/hour=00" / killed.name
+    refused.parent.mkdir(parents=True)
+    refused.touch()
     landed = put(tmp_path, "q-0000000002-00000-0.parquet")
     assert table.compact(None, (), None).files_after == 1
     assert (counted.exists(), killed.exists(), landed.exists()) == (True, False, True)
+    assert not refused.exists()
 
 
 def test_a_compaction_ends_though_a_power_failure_has_left_a_checkpoint_without_its_query(tmp_path):
