@@ -39,6 +39,8 @@ class Firing:
         self._behind_ms = 0
         self.check_clock: Callable[[], None] = lambda: None
         """Called before anybody is told what time it is, which it may correct (`keep_behind`)."""
+        self.may_fire: Callable[[], bool] = lambda: True
+        """Asked before each tick; False: not now, ask again when the log made progress."""
         log_loop.on_progress = self._release
 
     def now_ms(self) -> int:
@@ -94,6 +96,9 @@ class Firing:
             return
         self._ticked_s = self._loop.time()
         self._held = False
+        if not self.may_fire():
+            self._hold()
+            return
         now = self.ahead_ms()
         try:
             self._scheduler.tick(now)

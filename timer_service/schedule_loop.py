@@ -43,11 +43,18 @@ class ScheduleLoop:
         self._soon = False  # it is called as soon as what runs now has ended
         self._held = False  # nothing is taken over just now
         self._stopping = False
+        self._judged = False  # what was missed, and what is too late, since it started
 
     def start(self) -> None:
-        """Before anything fires: what was missed, and what is too late, is decided on first."""
+        """What was missed, and what is too late, is decided on: nothing fires before."""
         self._scheduler.schedules.on_sooner = self._sooner
-        self._turn(until_done=True)
+        self._firing.may_fire = self._is_judged
+        self._turn()
+
+    def _is_judged(self) -> bool:
+        if not self._judged:  # the log was full, and may have room now
+            self._turn()
+        return self._judged
 
     def stop(self) -> None:
         """Moves nothing on any more."""
@@ -65,7 +72,7 @@ class ScheduleLoop:
             self._timer.cancel()
         self._timer = timer
 
-    def _turn(self, *, until_done: bool = False) -> None:
+    def _turn(self) -> None:
         self._soon = self._held = False
         if self._stopping or self._log_loop.failed.done():
             return
@@ -73,12 +80,12 @@ class ScheduleLoop:
         if schedules.next_ms() <= now_ms:
             try:
                 short = self._short_of_space()
-                if short and not until_done:
+                if short and self._judged:
                     self._hold()
                     return
                 # At a start what is too late goes all the same: it would fire next.
                 while schedule_changes.advance(self._scheduler, now_ms, short=short):
-                    if not until_done:
+                    if self._judged:
                         break
             except (LogFull, DiskFull, Overloaded) as error:
                 log.debug("schedules wait: %s", error)
@@ -87,6 +94,7 @@ class ScheduleLoop:
             except Exception as error:
                 self._log_loop.fail(error)
                 return
+        self._judged = True
         self._arm(now_ms)
 
     def _arm(self, now_ms: int) -> None:

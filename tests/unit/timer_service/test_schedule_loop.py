@@ -48,3 +48,27 @@ def test_what_was_missed_is_judged_before_anything_fires(
         assert (world.broker.came["s"][-1] - START_MS) // HOUR_MS == 4
 
     loop.run_until_complete(main())
+
+
+def test_what_was_missed_is_judged_before_anything_fires_though_the_log_is_full(
+    loop: ManualLoop,
+) -> None:
+    """Of many schedules some fill the log: what waits of the others does not fire meanwhile."""
+
+    async def main() -> None:
+        quiet = Quiet(loop)
+        quiet.world = world = ScheduleWorld(limits=Limits(log_pending_bytes_max=4 << 10))
+        quiet.start()
+        plan = plan_of("odd", CatchUp.LATEST)
+        names = [f"s{number}" for number in range(3 * changes.ENTRY_SCHEDULES_MAX)]
+        for name in names:
+            changes.put(world.scheduler, name, plan, loop.wall_ms)
+            world.directory.log.write_pending()
+        quiet.shard.firing.stop()
+        await loop.silence(3.5 * 7.3)
+        await quiet.kill()
+        quiet.shard.schedule_loop.start()
+        await loop.silence(2)
+        assert world.broker.came == {name: [START_MS + 17 + 3 * 7_300] for name in names}
+
+    loop.run_until_complete(main())
