@@ -23,6 +23,7 @@ formers        [store_id, …] that decisions which accepted a loss have replace
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -182,11 +183,12 @@ def adopted(
     store_id: int,
     last_epoch: int,
     leap: int = 0,
+    formers: Iterable[int] = (),
 ) -> Record:
     """An operator says that this log is the group's: rule 7.  It takes over as ever then.
 
     Where others may have more, it is to be `renamed`.  `leap`: see `elected`; 0 for a log that
-    nobody has led.
+    nobody has led.  `formers`: those that are known beside the record, which may be older.
     """
     known = record.epoch if record is not None else 0
     return Record(
@@ -197,8 +199,15 @@ def adopted(
         epoch=max(known, last_epoch, 1) + leap,
         registered_ms=record.registered_ms if record is not None else 0,
         revision=(record.revision if record is not None else 0) + 1,
-        formers=record.formers if record is not None else (),
+        formers=with_formers(formers, record.formers if record is not None else (), store_id),
     )
+
+
+def with_formers(known: Iterable[int], told: Iterable[int], store_id: int) -> tuple[int, ...]:
+    """All of these but the group's own, the latest FORMERS_MAX; in order, `known` in front."""
+    formers = dict.fromkeys([*known, *told])
+    formers.pop(store_id, None)
+    return tuple(formers)[-FORMERS_MAX:]
 
 
 # -- taking over ------------------------------------------------------------

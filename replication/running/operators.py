@@ -185,6 +185,7 @@ class Operators:
             store_id=life.state.store_id,
             last_epoch=campaign.copy.epochs.last,
             leap=_leap(),
+            formers=campaign.copy.formers,
         )
         if accept_loss:
             wanted = records.renamed(wanted, _new_store_id())

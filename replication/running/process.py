@@ -14,10 +14,11 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
+from functools import partial
 
 from duemq.errors import DuemqError, Timeout, Unavailable
 from duemq.v1 import nameserver_pb2
-from duemq_server.replication import disk_id
+from duemq_server.replication import disk_id, formers
 from duemq_server.replication.disk_id import DiskId
 from duemq_server.replication.protocol.record import Record, Refused, ReplicaId
 from duemq_server.replication.running import servicer
@@ -69,6 +70,7 @@ class Replica:
         self.server.add(servicer.SERVICE, ReplicationServicer(self.operators))
         self.server.expect(self.service.services, self.refusal)
         await self.server.start()
+        former_ids = await asyncio.to_thread(formers.load, settings.data_dir, RealDisk())
         self.campaign = Campaign(
             self.me,
             settings.name,
@@ -83,6 +85,8 @@ class Replica:
         )
         self.campaign.on_role = self._role_changed
         self.campaign.copy.on_epoch = self._note_epoch
+        self.campaign.copy.formers = former_ids
+        self.campaign.copy.keep_formers = partial(formers.save, settings.data_dir, RealDisk())
         self.campaign.copy.short_of_space = self.service.short_of_space
         self.started = True
         self.server.registry.register(ReplicaCollector(self.operators.status, self._replicas))

@@ -84,10 +84,14 @@ async def elect(member: Member) -> None:
     await member.replica.operators.elect(confirmed=True)
 
 
-async def adopt(member: Member) -> None:
-    """Where the record is gone."""
+def lose_record(member: Member) -> None:
     leases = Path(member.settings.lease_store.removeprefix("file:"))
     (leases / f"{member.settings.name}.record").unlink()
+
+
+async def adopt(member: Member) -> None:
+    """Where the record is gone."""
+    lose_record(member)
     await member.replica.operators.adopt(confirmed=True, accept_loss=True)
 
 
@@ -117,6 +121,15 @@ async def test_who_has_what_an_operator_gave_up_gives_it_up_and_is_no_exception_
         record = late.replica.leading.leader.record
         assert record.formers
         await until(lambda: leader.replica.campaign.copy.former_to(record) is None)
+        for member in group.members.values():
+            await member.kill()
+        lose_record(late)
+        late.start()
+        await until(lambda: "duemq replica adopt" in late.reason)
+        await late.replica.operators.adopt(confirmed=True)
+        await until(lambda: late.term is not None)
+        found = late.replica.leading.leader.record
+        assert (found.store_id, found.formers) == (record.store_id, record.formers)
 
 
 @decisions

@@ -9,7 +9,7 @@ from contextlib import suppress
 from duemq.errors import Corrupt
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import StreamBroken
-from duemq_server.replication.protocol.record import Record, Refused
+from duemq_server.replication.protocol.record import Record, Refused, with_formers
 from duemq_server.replication.running.following.applying import Applying
 from duemq_server.replication.running.following.log_writing import LogWriting
 from duemq_server.replication.running.state import Arriving, ReplicaState
@@ -26,6 +26,10 @@ class LogCopy:
         """What is known to be."""
         self.on_epoch: Callable[[int], Awaitable[None]] = _nothing
         """Told when another epoch's EPOCH entry is committed."""
+        self.formers: tuple[int, ...] = ()
+        """Store ids that the group had, as they are known here."""
+        self.keep_formers: Callable[[tuple[int, ...]], None] = lambda formers: None
+        """Durably, in a thread.  Raises DiskFull, DiskFailed."""
         self.short_of_space: Callable[[], bool] = lambda: False
         """Whether this replica would accept nothing if it led."""
         self._told_epoch = self.epochs.last
@@ -83,8 +87,16 @@ class LogCopy:
         return max(self.state.log.end_position, self.state.known_to) > 0
 
     async def take_store_id(self, record: Record) -> None:
-        """The group's; another one where an operator accepted a loss.  Raises Refused."""
+        """The group's; another one where an operator accepted a loss.
+
+        Raises Refused, DiskFull, DiskFailed.
+        """
         self.check_history(record)
+        mine = self.formers if self._holds_any else ()
+        formers = with_formers(mine, record.formers, record.store_id)
+        if formers != self.formers:
+            await asyncio.to_thread(self.keep_formers, formers)
+            self.formers = formers
         if self.state.store_id != record.store_id:
             await self.applying.alone(self.state.rename, record.store_id)
 

@@ -51,9 +51,12 @@ def operators(
     *,
     unfit: str = "",
     installing: object = None,
+    formers: tuple[int, ...] = (),
 ) -> Operators:
     """Of a replica whose log ends in that epoch, and that does not lead."""
-    copy = SimpleNamespace(epochs=SimpleNamespace(last=last_epoch), check_history=lambda _: None)
+    copy = SimpleNamespace(
+        epochs=SimpleNamespace(last=last_epoch), check_history=lambda _: None, formers=formers
+    )
     life: Any = SimpleNamespace(
         started=True,
         leading=None,
@@ -94,6 +97,16 @@ async def test_who_adopts_and_accepts_a_loss_gets_a_new_store(record: Record | N
     assert new.store_id != 7
     assert new.formers == (7,)
     assert (same.store_id, same.formers) == (7, ())
+
+
+async def test_who_adopts_knows_the_ids_of_the_group_before_losses_by_itself() -> None:
+    """The record is gone, or is one from before: its handles are known all the same."""
+    for record in (None, Record("g", 5, frozenset("ab"), frozenset({B}), 3, B, formers=(4,))):
+        store = Store(record)
+        assert await operators(store, formers=(4, 5)).adopt(confirmed=True)
+        assert await operators(store, formers=(4, 5)).adopt(confirmed=True, accept_loss=True)
+        kept, lost = (each.formers for each in store.asked)
+        assert (kept, lost) == ((4, 5), (4, 5, 7))
 
 
 @pytest.mark.parametrize(

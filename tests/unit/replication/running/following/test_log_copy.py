@@ -59,3 +59,23 @@ async def test_a_snapshot_of_which_no_log_has_come_is_of_its_history() -> None:
     state.store_id = 8
     assert copy.former_to(elected) is None
     await copy.end()
+
+
+async def test_ids_of_the_group_before_losses_are_kept_before_another_one_is_taken() -> None:
+    log = ReplicaLog.open("/data/log", FaultyDisk())
+    list(log.recover())
+    done: list[object] = []
+    state = SimpleNamespace(log=log, epochs=(), committed=0, applied=0, store_id=7, known_to=800)
+    state.rename = done.append
+    copy = LogCopy(state)  # type: ignore[arg-type]
+    copy.formers, copy.keep_formers = (5,), done.append
+    await copy.take_store_id(Record("g", 8, frozenset("ab"), frozenset(), formers=(5, 7)))
+    assert done == [(5, 7), 8]
+    state.store_id = 8
+    for older in ((), (5,), (5, 7)):  # a record that was set back, and adopted by an older release
+        await copy.take_store_id(Record("g", 8, frozenset("ab"), frozenset(), formers=older))
+    assert done == [(5, 7), 8]
+    state.known_to = 0  # nothing is here: it is of this group, whatever was known
+    await copy.take_store_id(Record("g", 8, frozenset("ab"), frozenset(), formers=(6,)))
+    assert done[2:] == [(6,)]
+    await copy.end()
