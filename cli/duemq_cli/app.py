@@ -14,7 +14,7 @@ from duemq.errors import DuemqError, InvalidArgument
 from duemq_cli import interrupts, plugins, streams
 from duemq_cli.exits import Exit, exit_of
 from duemq_cli.interrupts import Interruption
-from duemq_cli.output import Output
+from duemq_cli.output import Output, in_words_of
 from duemq_cli.session import Session, session_options, tls_options
 
 # Command → the module that holds it; loaded when it is asked for, so that each starts fast.
@@ -83,7 +83,8 @@ class Root(click.Group):
         try:
             code = super().main(arguments, *rest, **extra)
         except DuemqError as error:
-            code, say = exit_of(error), partial(output.error, error)
+            named = in_words_of(extra["obj"].command, error)
+            code, say = exit_of(error), partial(output.error, named)
         except click.ClickException as error:
             code, say = error.exit_code, partial(_usage_error, output, error)
         except UnicodeEncodeError as error:  # an argument of other bytes became part of a request

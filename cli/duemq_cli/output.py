@@ -7,16 +7,19 @@ Without, results go to standard output, and errors and progress to standard erro
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from duemq.errors import DuemqError, MissingBroker, PartialAnswer
+from duemq.errors import DuemqError, InvalidArgument, MissingBroker, PartialAnswer
 from duemq_cli import text as texts
 from duemq_cli.streams import writes_utf8
 
 Row = Mapping[str, Any]
+# The field in front of what is wrong with it; elsewhere what can be no word of English.
+_FIELD = re.compile(r"^[a-z_]+(?=: )|(?<![\w'])[a-z]+(?:_[a-z]+)+(?![\w'])")
 
 
 class Output:
@@ -85,6 +88,29 @@ class Output:
             click.echo(as_json({"error": {"code": "INTERRUPTED", "message": text}}))
         else:
             click.echo(f"duemq: {text}", err=True)
+
+
+def in_words_of(command: click.Command | None, error: DuemqError) -> DuemqError:
+    """A wrong value's error names the option that was typed, where it has the request's field.
+
+    That stays the error's `field`, which programs go by.
+    """
+    if command is None or not isinstance(error, InvalidArgument):
+        return error
+    options = [each for each in command.params if isinstance(each, click.Option)]
+
+    def word(found: re.Match[str]) -> str:
+        names = {found[0], found[0].removesuffix("_ms")}
+        written = (each.opts[-1] for each in options if names & _names_of(each))
+        return next(written, found[0])
+
+    message = _FIELD.sub(word, error.message)
+    return InvalidArgument(message, field=error.field, value=error.value, limit=error.limit)
+
+
+def _names_of(option: click.Option) -> set[str]:
+    """What the request may call it."""
+    return {option.name or "", option.opts[-1].lstrip("-").replace("-", "_")}
 
 
 def as_json(row: Row) -> str:

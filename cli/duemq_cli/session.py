@@ -56,6 +56,8 @@ class Session:
     """The address stands in the command line: it is not one that other programs are to use, too."""
     json: bool = False
     timeout_s: float | None = None
+    command: click.Command | None = None
+    """The one that was called."""
     interruption: Interruption = field(default_factory=lambda: Interruption(lambda _: None))
 
     @cached_property
@@ -171,6 +173,7 @@ def _set_nameserver(context: click.Context, option: click.Parameter, value: str 
 
 def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
     session = context.ensure_object(Session)
+    session.command = context.command
     session.json = session.json or value
 
 

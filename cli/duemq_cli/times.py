@@ -45,6 +45,21 @@ def moment(*words: str) -> Callback:
     return check
 
 
+def check_span(since: str | None, until: str | None) -> None:
+    """Of --from and --to, each as `moment` checked it.  Raises InvalidArgument if nothing lies in
+    between."""
+    if since is None or until is None:
+        return
+    now_ms = time.time_ns() // 1_000_000
+    if moments.epoch_ms(until, now_ms, "until") <= moments.epoch_ms(since, now_ms, "since"):
+        raise InvalidArgument(
+            f"--to {until} is not after --from {since}: nothing lies between",
+            field="until",
+            value=until,
+            limit=f"after --from, {since}",
+        )
+
+
 def due_time(context: click.Context, param: click.Parameter, value: str | None) -> Due | None:
     """When to deliver; text stays a time, which is never taken for seconds."""
     if value is None:

@@ -36,14 +36,14 @@ _SYSTEM_TOPIC = re.compile(
 )
 
 
-def check_topic(name: str) -> None:
+def check_topic(name: str, field: str = "topic") -> None:
     """Raises InvalidArgument unless `name` may name a topic."""
     if isinstance(name, str) and _SYSTEM_TOPIC.fullmatch(name):
         return
-    checks.matches("topic", name, _TOPIC, _TOPIC_RULE)
+    checks.matches(field, name, _TOPIC, _TOPIC_RULE)
     if is_system(name):
         raise checks.wrong(
-            "topic",
+            field,
             name,
             "names with % belong to the system: %TRACE%, %RETRY%<group>, %DLQ%<group>",
         )

@@ -39,7 +39,7 @@ def check_selection(topic: str, key_prefix: str) -> None:
 
 def check_move(topic: str, to_topic: str) -> None:
     """Raises InvalidArgument unless delayed messages of `topic` may go to `to_topic` instead."""
-    names.check_topic(to_topic)
+    names.check_topic(to_topic, "to_topic")
     if names.is_system(to_topic):
         raise checks.wrong("to_topic", to_topic, "a topic of your own")
     if to_topic == topic:

@@ -417,3 +417,13 @@ def test_a_server_without_tls_is_told_in_one_line() -> None:
     assert done.returncode == Exit.UNAVAILABLE
     [line] = done.stderr.splitlines()
     assert "does not speak TLS" in line
+
+
+@pytest.mark.parametrize("what", [["cancel", "--all"], ["shift", "--by", "1h"]])
+def test_a_bulk_change_of_no_time_is_told_by_its_options(what: list[str]) -> None:
+    at = "2030-01-31T09:00:00Z"
+    asked = ["timer", *what, "--topic", "t", "--from", at, "--to", at, "--yes"]
+    found = CliRunner().invoke(cli, asked)
+    assert found.exit_code == Exit.USAGE
+    assert "--to 2030-01-31T09:00:00" in found.output
+    assert "is not after --from 2030-01-31T09:00:00" in found.output

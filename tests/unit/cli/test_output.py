@@ -5,13 +5,15 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import click
 import pytest
 
 from duemq import errors
 from duemq.errors import MissingBroker
 from duemq.protocol.due import DUE_MS_MAX
+from duemq_cli.app import cli
 from duemq_cli.exits import Exit, exit_of
-from duemq_cli.output import Output, error_fields
+from duemq_cli.output import Output, error_fields, in_words_of
 from duemq_cli.text import age, duration, exact_duration, local_time, shown
 
 ROWS = [{"name": "a", "count": 1_000}, {"name": "b", "count": None}]
@@ -201,3 +203,40 @@ def test_the_last_time_that_may_be_due_is_shown_where_the_year_10000_has_begun()
 )
 def test_an_age_is_none_where_nothing_waits(ms: int | None, text: str | None) -> None:
     assert age(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "told"),
+    [
+        ("schedule add", "every_ms: 1 is not allowed", "--every: 1 is not allowed"),
+        (
+            "schedule add",
+            "until_ms: 2 is not allowed: from_ms (3) or later",
+            "--until: 2 is not allowed: --from (3) or later",
+        ),
+        ("schedule add", "cron: 'x' is not allowed: it", "--cron: 'x' is not allowed: it"),
+        ("schedule add", "name: 'a b' is not allowed", "name: 'a b' is not allowed"),
+        ("message find", "message_id: '' is not allowed", "--id: '' is not allowed"),
+        ("message find", "topic: 'since_ms' is no topic", "topic: 'since_ms' is no topic"),
+        ("timer move", "to_topic: 't' is not allowed", "--to-topic: 't' is not allowed"),
+        ("timer cancel", "timer_key: '' is not allowed", "--timer-key: '' is not allowed"),
+        ("timer cancel", "what the key waits for", "what the key waits for"),
+    ],
+)
+def test_a_wrong_value_is_told_by_the_option_that_has_it(
+    command: str, message: str, told: str
+) -> None:
+    """The words of the request are programs': an error's `field` stays as it is."""
+    group, name = command.split()
+    called = cli.get_command(click.Context(cli), group)
+    assert isinstance(called, click.Group)
+    error = errors.InvalidArgument(message, field="f", value="v", limit="l")
+    found = in_words_of(called.commands[name], error)
+    assert (str(found), found.field, found.value, found.limit) == (told, "f", "v", "l")
+
+
+def test_other_errors_are_told_as_they_are() -> None:
+    error = errors.Unavailable("topic: away", field="topic")
+    assert in_words_of(cli, error) is error
+    wrong = errors.InvalidArgument("topic: none", field="topic")
+    assert in_words_of(None, wrong) is wrong

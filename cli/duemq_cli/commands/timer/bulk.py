@@ -68,6 +68,7 @@ def change(
     **span: str | None,
 ) -> Exit:
     """Counts, asks, and does it.  `asked`: "Cancel"; `done`: "cancelled"; `span`: since, until."""
+    times.check_span(span["since"], span["until"])
     job_id = request_id or os.urandom(REQUEST_ID_BYTES)
     go_on = f"to go on with it say the same with --request-id {job_id.hex()}"
     given = ("from", span["since"]), ("to", span["until"])
