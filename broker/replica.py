@@ -54,6 +54,10 @@ class BrokerReplica:
         """Any broker may be new."""
         return ""
 
+    def after_loss(self) -> str:
+        """Nothing."""
+        return ""
+
     def lead(self, state: ReplicaState, leading: Leading, server: Server) -> Broker:
         """A broker on what was followed."""
         assert isinstance(state, Standby)

@@ -143,9 +143,9 @@ def adopt(session: Session, /, replica: str, accept_loss: bool, yes: bool) -> Ex
     `duemq replica status GROUP` says which replica has the last epoch in its log and, of those, the
     longest log: adopt that one.  What only others have is lost: where one has more, leads still, or
     does not answer, it is done with --accept-loss alone, and the group is a new store then, as
-    after `duemq replica elect`.  Says what would happen and asks; without a terminal it is done
-    with --yes alone.  With --json, an object: group, name, address, done, text; remedy, where
-    nothing was done.
+    after `duemq replica elect`; the answer says what is left to be done.  Says what would happen
+    and asks; without a terminal it is done with --yes alone.  With --json, an object: group, name,
+    address, done, text; remedy, where nothing was done.
 
     \b
     Examples:

@@ -57,6 +57,14 @@ class TimerReplica:
         settings = self._settings
         return place.not_new(settings.shard, settings.shards, f"a new group, {settings.name}")
 
+    def after_loss(self) -> str:
+        """To brokers it is another service now."""
+        return (
+            "its queues are the lost one's until `duemq timer release"
+            f" {self._settings.shard} --accept-loss`, once that one has been gone for a minute:"
+            " it fires nothing before"
+        )
+
     def lead(self, state: ReplicaState, leading: Leading, server: Server) -> TimerService:
         """A shard on what was followed."""
         assert isinstance(state, Standby)

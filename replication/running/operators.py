@@ -193,7 +193,8 @@ class Operators:
         text = f"{life.me} with {end} bytes of log is {life.settings.name}'s history from now on"
         if accept_loss:
             text += ", as a new store"
-        return await self._decide(found, wanted, text, confirmed=confirmed)
+        text = await self._decide(found, wanted, text, confirmed=confirmed)
+        return self._with_next(text) if confirmed and accept_loss else text
 
     async def elect(self, *, confirmed: bool) -> str:
         """See Member."""
@@ -222,7 +223,8 @@ class Operators:
         )
         if found.record.leader not in (None, life.me):
             text += f", and {found.record.leader} leads no more"
-        return await self._decide(found, wanted, text, confirmed=confirmed)
+        text = await self._decide(found, wanted, text, confirmed=confirmed)
+        return self._with_next(text) if confirmed else text
 
     async def change_members(self, change: MemberChange, *, confirmed: bool) -> str:
         """See Member."""
@@ -234,6 +236,10 @@ class Operators:
             await life.leading.members.make(change)
             log.warning("an operator decided: %s", text)
         return text
+
+    def _with_next(self, text: str) -> str:
+        """With what is to be done after a loss that was accepted."""
+        return "; ".join(filter(None, (text, self._life.service.after_loss())))
 
     def _check_started(self) -> None:
         if not self._life.started:

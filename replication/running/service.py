@@ -54,6 +54,10 @@ class Service(Protocol):
         """Why its group cannot begin with an empty directory; empty: it can."""
         ...
 
+    def after_loss(self) -> str:
+        """What an operator who accepted a loss is to do next, in words; empty: nothing."""
+        ...
+
     def lead(self, state: ReplicaState, leading: Leading, server: Server) -> Term:
         """All of the log is applied; the state is the term's from now on."""
         ...

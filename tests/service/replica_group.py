@@ -226,6 +226,9 @@ class LinesService:
     def not_to_found(self) -> str:
         return ""
 
+    def after_loss(self) -> str:
+        return ""
+
     def lead(self, state, leading, server) -> LinesTerm:
         self.term = LinesTerm(state, leading)
         return self.term

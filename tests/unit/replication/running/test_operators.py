@@ -18,6 +18,8 @@ from duemq_server.replication.running.leading.log_kept import LogKept
 from duemq_server.replication.running.operators import Operators
 from duemq_server.replication.running.v1 import replication_pb2 as pb
 from duemq_server.replication.stores.store import Conflict, StoreError
+from duemq_server.timer_service.replica import TimerReplica
+from duemq_server.timer_service.settings import Settings as TimerSettings
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
 
@@ -52,6 +54,7 @@ def operators(
     unfit: str = "",
     installing: object = None,
     formers: tuple[int, ...] = (),
+    then: str = "",
 ) -> Operators:
     """Of a replica whose log ends in that epoch, and that does not lead."""
     copy = SimpleNamespace(
@@ -64,6 +67,7 @@ def operators(
         me=A,
         state=SimpleNamespace(store_id=7, log=SimpleNamespace(end_position=800)),
         store=store,
+        service=SimpleNamespace(after_loss=lambda: then),
         campaign=SimpleNamespace(
             copy=copy,
             role="joining",
@@ -97,6 +101,27 @@ async def test_who_adopts_and_accepts_a_loss_gets_a_new_store(record: Record | N
     assert new.store_id != 7
     assert new.formers == (7,)
     assert (same.store_id, same.formers) == (7, ())
+
+
+async def test_what_is_left_to_be_done_after_a_loss_is_told_when_it_was_accepted() -> None:
+    store = Store(Record("g", 7, frozenset("ab"), frozenset({B}), 3, B))
+    asked = operators(store, then="release it")
+    for text in (
+        await asked.elect(confirmed=True),
+        await asked.adopt(confirmed=True, accept_loss=True),
+    ):
+        assert text.endswith("; release it")
+    for text in (
+        await asked.elect(confirmed=False),
+        await asked.adopt(confirmed=False, accept_loss=True),
+        await asked.adopt(confirmed=True),
+    ):
+        assert "release it" not in text
+
+
+def test_a_timer_shard_waits_for_the_release_of_its_queues() -> None:
+    told = TimerReplica(TimerSettings(name="t", data_dir="/nowhere", shard=3)).after_loss()
+    assert "`duemq timer release 3 --accept-loss`" in told
 
 
 async def test_who_adopts_knows_the_ids_of_the_group_before_losses_by_itself() -> None:
