@@ -24,7 +24,7 @@ from duemq_server.storage.record import Entry
 from duemq_server.timer_service.disk import checkpoint_state
 from duemq_server.timer_service.disk.checkpoint_state import CheckpointState
 from duemq_server.timer_service.disk.housekeeping import Housekeeper, Timerlog
-from duemq_server.timer_service.disk.recovery import Recovery
+from duemq_server.timer_service.disk.recovery import Recovery, check_no_gap_at
 from duemq_server.timer_service.far.far_segments import FarSegments
 from duemq_server.timer_service.far.reading import read_bytes
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
@@ -86,8 +86,8 @@ def open_directory(
     )
     position = found.position if found else 0
     check_begins(directory, log, found)
-    for _ in log.recover(position):
-        pass  # verified and cut; bodies can be read now
+    for entry in log.recover(position):  # verified and cut; bodies can be read then
+        check_no_gap_at(entry, position)
     check_reaches(directory, log, position)
     made = make_shard(
         directory,

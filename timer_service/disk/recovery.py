@@ -52,6 +52,22 @@ log = logging.getLogger(__name__)
 ReadBody = Callable[[Home, int], bytes]
 
 
+def check_no_gap_at(entry: Entry, position: int) -> None:
+    """Raises Corrupt for what was set aside on both sides of a checkpoint's position: entries side
+    by side were damaged, and one gap stands for all of them."""
+    if entry.kind == GAP and entry.position < position < entry.end:
+        raise unknown_gap(entry)
+
+
+def unknown_gap(entry: Entry) -> Corrupt:
+    """Of what was set aside, and no checkpoint contains."""
+    return Corrupt(
+        f"timer log, position {entry.position}: an entry was set aside that no"
+        " checkpoint contains; nobody knows what it said, so whatever is done now may"
+        " fire something twice or not at all: restore the directory from a copy"
+    )
+
+
 class Recovery(DispatchedTimers):
     """Rebuilds a scheduler; made for one start."""
 
@@ -167,11 +183,7 @@ class Recovery(DispatchedTimers):
             elif entry.kind == log_entries.LEFT:
                 self._scheduler.holds.left = log_entries.decode_left(entry.body)
             elif entry.kind == GAP:
-                raise Corrupt(
-                    f"timer log, position {entry.position}: an entry was set aside that no"
-                    " checkpoint contains; nobody knows what it said, so whatever is done now may"
-                    " fire something twice or not at all: restore the directory from a copy"
-                )
+                raise unknown_gap(entry)
             elif entry.kind == epoch.KIND:
                 self.epochs.append((epoch.decode(entry.body).epoch, entry.position))
             elif entry.kind < record.REPLICATION_KINDS:  # those say who led, not what is due

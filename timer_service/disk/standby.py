@@ -56,7 +56,7 @@ from duemq_server.timer_service.disk.data_directory import (
 )
 from duemq_server.timer_service.disk.housekeeping import Save
 from duemq_server.timer_service.disk.log_view import LogView
-from duemq_server.timer_service.disk.recovery import flush_now
+from duemq_server.timer_service.disk.recovery import check_no_gap_at, flush_now
 from duemq_server.timer_service.disk.snapshots import arriving, installing
 from duemq_server.timer_service.disk.snapshots.arriving import Arriving
 from duemq_server.timer_service.far.far_segments import FarSegments
@@ -126,7 +126,12 @@ class Standby:
             verified_from = log.start_position if found.installed else found.position
         if not (found and found.installed):
             check_begins(data_dir, log, found)
-        met = [entry for entry in log.recover(verified_from) if entry.kind == epoch.KIND]
+        met = []
+        for entry in log.recover(verified_from):
+            if found is not None:
+                check_no_gap_at(entry, found.position)
+            if entry.kind == epoch.KIND:
+                met.append(entry)
         if found is None:
             found = _first_checkpoint(data_dir, disk, log)
         standby = cls(data_dir, disk, limits, clock, log, found)

@@ -9,6 +9,7 @@ import pytest
 import duemq_server.storage.tools.set_aside
 from duemq.errors import Corrupt
 from duemq_recurring.occurrences import CatchUp
+from duemq_server.storage import record
 from duemq_server.storage.errors import CorruptFile, CorruptLog
 from duemq_server.storage.record import HEADER_BYTES
 from duemq_server.storage.replicas import DISK_ID_FILE
@@ -264,6 +265,34 @@ def test_an_entry_that_was_set_aside_and_that_nobody_knows_is_not_skipped() -> N
     lose_entry(world, position)
     for start in (world.kill, lambda: given_up(world)):
         with pytest.raises(Corrupt, match=f"position {position}: an entry was set aside .* a copy"):
+            start()
+
+
+def test_what_was_set_aside_on_both_sides_of_a_checkpoint_is_not_skipped() -> None:
+    """No further set-aside is advised, which would be refused."""
+    world = World()
+    position = world.directory.log.end_position
+    for _ in range(3):
+        world.broker.accept([START_MS + HOUR_MS] * 9, 10, "keyed")
+        world.ingest(1)
+        world.sync()
+    entries = [each.position for each in world.directory.log.entries(position)]
+    world.checkpoint()
+    saved = world.directory.log.end_position
+    world.broker.accept([START_MS + HOUR_MS] * 9, 10, "keyed")
+    world.ingest(1)
+    behind = world.directory.log.end_position
+    world.broker.accept([START_MS + HOUR_MS] * 9, 10, "keyed")
+    world.ingest(1)
+    world.sync()
+    log = f"{DATA}/log"
+    path = f"{log}/{world.disk.listdir(log)[0]}"
+    for at in (entries[-1], saved):
+        world.disk.overwrite(path, at, bytes(record.HEADER_BYTES))
+    _, end = duemq_server.storage.tools.set_aside.set_aside(log, entries[-1], world.disk)
+    assert entries[-1] < saved < end == behind
+    for start in (world.kill, lambda: given_up(world)):
+        with pytest.raises(Corrupt, match=f"position {entries[-1]}: an entry was set aside"):
             start()
 
 
