@@ -14,8 +14,13 @@ from time import monotonic, time_ns
 from typing import Literal
 
 from duemq.consumer.fetching.fetcher import Fetcher, Source
-from duemq.consumer.fetching.filter_check import check_filters
-from duemq.consumer.fetching.offset_client import Commit, OffsetClient, QueueOffsets, no_queue
+from duemq.consumer.fetching.offset_client import (
+    Commit,
+    OffsetClient,
+    QueueOffsets,
+    check_filters,
+    no_queue,
+)
 from duemq.consumer.fetching.process_queue import Chunk
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter

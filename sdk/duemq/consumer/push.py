@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack, overload
 
 from duemq.consumer.broadcast.broadcast_share import BroadcastShare
 from duemq.consumer.delivery.workers import Callback, OnEither, OnMessage, OnMessages
-from duemq.consumer.fetching.filter_check import check_filters
+from duemq.consumer.fetching.offset_client import check_filters
 from duemq.consumer.fetching.subscription import Topics, subscriptions_of
 from duemq.consumer.group.group_share import GroupShare
 from duemq.consumer.group.membership import LEAVE_TIMEOUT_S

@@ -1,14 +1,15 @@
-"""A group's offsets at the brokers: taking queues over, committing, sending back.
+"""What a group asks brokers beside messages: where queues begin, how far they are, its filters.
 
 One attempt each; callers repeat.
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import StartFrom, start_ms
-from duemq.errors import DuemqError, InvariantError, QueueNotFound
+from duemq.errors import DuemqError, InvariantError, QueueNotFound, Unavailable
 from duemq.outcomes import Outcome
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.limits import OFFSET_QUEUES_MAX
@@ -18,6 +19,7 @@ from duemq.v1 import broker_pb2, group_admin_pb2, stubs
 
 Stub = stubs.BrokerStub
 REQUEST_TIMEOUT_S = 5.0
+NOWHERE = -1  # an offset that no queue has: nothing is read
 START_FROM = {"earliest": broker_pb2.EARLIEST, "latest": broker_pb2.LATEST}
 
 
@@ -270,3 +272,28 @@ def no_queue(queue: MessageQueue) -> QueueNotFound:
         field="queue_id",
         value=queue.queue_id,
     )
+
+
+async def check_filters(client: Client, group: str, filters: Mapping[str, Filter]) -> None:
+    """Has a broker read a group's name and filters before anything is pulled.
+
+    A pull that is refused shows in the log only, long after `start` or `assign`.
+    `filters`: by topic; topics need not exist.  Raises InvalidArgument, naming line and column, for
+    what is no filter.  Says nothing where no broker answers.
+    """
+    queues = [
+        broker_pb2.QueuePull(
+            topic=topic,
+            offset=NOWHERE,
+            filter=each.text,
+            filter_type=cast(broker_pb2.FilterType, each.filter_type),
+        )
+        for topic, each in filters.items()
+    ]
+    pull = Stub.ask("Pull", broker_pb2.PullRequest(group=group, queues=queues))
+    for broker in client.routes.brokers:
+        try:
+            await client.once(broker.address, pull, REQUEST_TIMEOUT_S)
+        except Unavailable:
+            continue
+        return
