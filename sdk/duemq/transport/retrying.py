@@ -9,21 +9,25 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from copy import copy
+from typing import Any, NoReturn, TypeVar
 
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     Retrying,
     retry_if_exception,
     stop_before_delay,
     wait_random_exponential,
 )
 
-from duemq.errors import DuemqError
+from duemq.errors import DuemqError, Timeout
 
 # The first wait is drawn from [0, WAIT_S_MIN), each further one from twice that, up to WAIT_S_MAX.
 WAIT_S_MIN = 0.05
 WAIT_S_MAX = 1.0
+# An attempt with less time than this would be cut off, and its error say only that.
+ATTEMPT_S_MIN = 0.05
 # More would leave the range of floats.
 _DOUBLINGS_MAX = 64
 
@@ -41,18 +45,40 @@ def raise_one_of(failures: Iterable[BaseException | None]) -> None:
         raise failure
 
 
-def _rules(deadline: float, away_deadline: float = math.inf) -> dict[str, Any]:
-    """No attempt starts after `deadline`; the last one's error is raised."""
+class _Tries:
+    """The rules of one wait, and the error that says most so far."""
 
-    def is_away(error: Any) -> bool:
-        return error.field in ("timer_queue", "timer_shard") and time.monotonic() >= away_deadline
+    def __init__(self, deadline: float, away_s: float = math.inf) -> None:
+        self._began = time.monotonic()
+        self._deadline = deadline
+        self._away_deadline = self._began + away_s
+        self._cause: DuemqError | None = None
 
-    return {
-        "retry": retry_if_exception(lambda error: is_retryable(error) and not is_away(error)),
-        "wait": wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
-        "stop": stop_before_delay(deadline - time.monotonic()),
-        "reraise": True,
-    }
+    def rules(self) -> dict[str, Any]:
+        """No attempt but the first starts with less than ATTEMPT_S_MIN left."""
+        return {
+            "retry": retry_if_exception(self._again),
+            "wait": wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
+            "stop": stop_before_delay(self._deadline - ATTEMPT_S_MIN - time.monotonic()),
+            "retry_error_callback": self._end,
+        }
+
+    def _again(self, error: Any) -> bool:
+        if not is_retryable(error):
+            return False
+        if not isinstance(error, Timeout):
+            self._cause = error
+        is_away = error.field in ("timer_queue", "timer_shard")
+        return not (is_away and time.monotonic() >= self._away_deadline)
+
+    def _end(self, state: RetryCallState) -> NoReturn:
+        last: Any = state.outcome and state.outcome.exception()
+        if self._cause is None or not isinstance(last, Timeout):
+            raise last
+        tried_s = time.monotonic() - self._began
+        told = copy(self._cause)  # others may have been told of it
+        told.message += f" (tried for {tried_s:.3g} s; at last: {last.message})"
+        raise told from last
 
 
 async def until(
@@ -61,9 +87,9 @@ async def until(
     """Calls `attempt(seconds left)` until it succeeds, fails for good or `deadline` is near.
 
     `deadline` is in time.monotonic's seconds.  After `away_s` a timer shard that is away ends it.
-    Raises the last attempt's error.
+    Raises the last attempt's error; where that is a Timeout, the last that says why, if any.
     """
-    away_deadline = time.monotonic() + away_s
+    tries = _Tries(deadline, away_s)
     failed: Exception | None = None
     try:
         return await attempt(max(0.001, deadline - time.monotonic()))
@@ -71,8 +97,7 @@ async def until(
         if not is_retryable(error):
             raise
         failed = error
-    rules = _rules(deadline, away_deadline)
-    async for trial in AsyncRetrying(**rules):  # costs more than many an attempt
+    async for trial in AsyncRetrying(**tries.rules()):  # costs more than many an attempt
         with trial:
             if failed is not None:  # the first one was made
                 first, failed = failed, None
@@ -83,7 +108,7 @@ async def until(
 
 def until_blocking(deadline: float, attempt: Callable[[], T]) -> T:
     """As `until`, of a function that blocks."""
-    return Retrying(**_rules(deadline))(attempt)
+    return Retrying(**_Tries(deadline).rules())(attempt)
 
 
 class Backoff:

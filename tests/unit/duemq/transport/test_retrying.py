@@ -1,8 +1,9 @@
 import time
 
 import pytest
+import tenacity
 
-from duemq.errors import InvalidArgument, Overloaded, Unavailable
+from duemq.errors import InvalidArgument, NotReady, Overloaded, Timeout, Unavailable
 from duemq.transport import retrying
 from duemq.transport.retrying import Backoff
 
@@ -113,3 +114,60 @@ async def test_only_what_is_known_to_be_away_is_given_up_sooner(field):
             await asked
         assert len(attempts) == 1
         assert await retrying.until(time.monotonic() + 60, attempt, away_s=60) == 7
+
+
+class TestTheErrorOfAWaitThatIsOver:
+    @pytest.fixture(autouse=True)
+    def three_attempts(self, monkeypatch):
+        stop = tenacity.stop_after_attempt(3)
+        monkeypatch.setattr(retrying, "stop_before_delay", lambda left_s: stop)
+        monkeypatch.setattr(retrying, "wait_random_exponential", lambda **_: tenacity.wait_none())
+
+    async def error_of(self, errors):
+        errors = iter(errors)
+
+        async def attempt(left_s):
+            raise next(errors)
+
+        with pytest.raises(Unavailable) as raised:
+            await retrying.until(time.monotonic() + 60, attempt)
+        return raised.value
+
+    async def test_says_what_is_wrong_where_the_last_attempt_only_was_too_late(self):
+        why = NotReady("groups are being read", field="group", value="g")
+        error = await self.error_of([Unavailable("gone"), why, Timeout("cut off")])
+        assert type(error) is NotReady
+        assert error.message.startswith("groups are being read (tried for ")
+        assert error.message.endswith(" s; at last: cut off)")
+        assert (error.field, error.value) == ("group", "g")
+        assert why.message == "groups are being read"  # it may be another caller's, too
+
+    async def test_is_the_last_one_where_that_says_more(self):
+        last = Unavailable("gone")
+        assert await self.error_of([Timeout("slow"), NotReady("not yet"), last]) is last
+
+    async def test_is_a_timeout_where_nothing_else_is_known(self):
+        last = Timeout("slow")
+        assert await self.error_of([Timeout("slow"), Timeout("slow"), last]) is last
+
+    def test_is_the_same_in_threads(self):
+        errors = iter([Unavailable("gone"), Timeout("cut off"), Timeout("cut off")])
+
+        def attempt():
+            raise next(errors)
+
+        with pytest.raises(Unavailable, match=r"^gone \(tried for .* s; at last: cut off\)$"):
+            retrying.until_blocking(time.monotonic() + 60, attempt)
+
+
+async def test_no_attempt_begins_that_would_be_cut_off_at_once(monkeypatch):
+    monkeypatch.setattr(retrying, "wait_random_exponential", lambda **_: tenacity.wait_none())
+    made = []
+
+    async def attempt(left_s):
+        made.append(left_s)
+        raise Unavailable("gone")
+
+    with pytest.raises(Unavailable, match=r"^gone$"):
+        await retrying.until(time.monotonic() + retrying.ATTEMPT_S_MIN, attempt)
+    assert len(made) == 1
