@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from duemq.errors import InvalidArgument
+from duemq.protocol.filters import TAG
 from duemq.protocol.pieces import Pieces
-from duemq.protocol.sql import TAG
 from duemq.v1 import broker_pb2, group_pb2
 from duemq_server.broker.filtering.filters import Expressions
 

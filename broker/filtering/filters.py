@@ -10,8 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
-from duemq.protocol.sql import SQL92, TAG
-from duemq.protocol.tag_filter import TagFilter
+from duemq.protocol.filters import SQL92, TAG, TagFilter
 from duemq_server.broker.filtering.sql_filter import SqlFilter
 
 # Of all the expressions that are kept compiled, and of those that one request may bring along.

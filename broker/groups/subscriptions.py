@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from duemq.errors import InvalidArgument
 from duemq.protocol import checks
+from duemq.protocol.filters import TAG, TagFilter
 from duemq.protocol.limits import SUBSCRIPTIONS_MAX
 from duemq.protocol.names import check_topic, retry_topic
-from duemq.protocol.sql import TAG
-from duemq.protocol.tag_filter import TagFilter
 
 
 class TopicFilter(NamedTuple):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duemq.producing.cancels import CancelOutcome
     from duemq.producing.receipt import PendingReceipt, Receipts
     from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
-    from duemq.protocol.sql import Sql
+    from duemq.protocol.filters import Sql
     from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings, Tls
     from duemq.transport.tuning import tune_process
@@ -87,7 +87,7 @@ _HOMES = {
     "Rescheduled": "duemq.producing.rescheduling",
     "RetryLater": "duemq.outcomes",
     "SendOptions": "duemq.message",
-    "Sql": "duemq.protocol.sql",
+    "Sql": "duemq.protocol.filters",
     "Tls": "duemq.settings",
     "tune_process": "duemq.transport.tuning",
 }

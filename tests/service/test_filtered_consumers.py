@@ -6,7 +6,7 @@ import duemq
 from duemq.aio import PullConsumer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import InvalidArgument
-from duemq.protocol.sql import Sql
+from duemq.protocol.filters import Sql
 from duemq.v1 import broker_pb2, message_pb2
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until

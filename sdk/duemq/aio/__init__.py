@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from duemq.producing.receipt import AwaitableReceipt as PendingReceipt
     from duemq.producing.receipt import Receipts
     from duemq.producing.rescheduling import FireOutcome, Rescheduled, RescheduleOutcome
-    from duemq.protocol.sql import Sql
+    from duemq.protocol.filters import Sql
     from duemq.sent import Receipt
     from duemq.settings import ClientSettings, ProducerSettings, Tls
 

@@ -42,9 +42,9 @@ from duemq.errors import (
 from duemq.message import Message
 from duemq.protocol import checks
 from duemq.protocol.balance import MessageQueue
+from duemq.protocol.filters import Sql
 from duemq.protocol.limits import OFFSET_MAX, TOPIC_ID_MAX
 from duemq.protocol.moments import epoch_ms
-from duemq.protocol.sql import Sql
 from duemq.settings import Addresses
 from duemq.transport.closing import AsyncClient
 from duemq.transport.cluster_client import Client

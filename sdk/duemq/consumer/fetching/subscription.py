@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from duemq.protocol import checks, limits
-from duemq.protocol.sql import SQL92, TAG, Sql
-from duemq.protocol.tag_filter import TagFilter
+from duemq.protocol.filters import SQL92, TAG, Sql, TagFilter
 
 Topics = str | Iterable[str] | Mapping[str, str | Sql | None]
 

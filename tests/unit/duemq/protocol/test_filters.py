@@ -3,7 +3,7 @@ from zlib import crc32
 import pytest
 
 from duemq.errors import InvalidArgument
-from duemq.protocol.tag_filter import FILTER_CHARACTERS_MAX, TAGS_MAX, TagFilter, tag_hash
+from duemq.protocol.filters import FILTER_CHARACTERS_MAX, TAGS_MAX, TagFilter, tag_hash
 
 
 @pytest.mark.parametrize("text", ["", "*", " * ", "a || *"])

@@ -1,6 +1,7 @@
-"""Tag filters: `a || b` takes messages of tag a or b, `*` or nothing takes all.  Pure.
+"""Filters of subscriptions, by tag or in SQL.  Pure.
 
-A broker compares hashes (CRC-32 of UTF-8, 0 for no tag); the consumer compares the tags themselves.
+Of tags `a || b` takes messages of tag a or b, `*` or nothing takes all.  A broker compares
+hashes (CRC-32 of UTF-8, 0 for no tag); the consumer compares the tags themselves.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from duemq.protocol.record_bytes import text_hash
 ALL = "*"
 SEPARATOR = "||"
 TAGS_MAX = 64
+# Numbers of duemq.v1.FilterType.
+TAG, SQL92 = 0, 1
 
 
 def tag_hash(tag: str | None) -> int:
@@ -51,3 +54,26 @@ class TagFilter:
     def takes(self, tag: str | None) -> bool:
         """Tells whether a message of this tag is wanted."""
         return not self.tags or tag in self.tags
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """A filter in SQL-92, for where a filter's text goes.
+
+        PushConsumer("eu", {"orders": Sql("price > 10 AND region IN ('eu', 'uk')")}, callback)
+
+    Names are those of message properties; TAGS and KEYS are the message's tag and key.  Brokers
+    evaluate it, and are exact; they refuse what is no expression, naming line and column.
+    """
+
+    expression: str
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgument if the expression is no text, blank or too long."""
+        if not isinstance(self.expression, str):
+            raise checks.wrong("filter", self.expression, "an SQL filter as text")
+        checks.length("filter", self.expression, 0, FILTER_CHARACTERS_MAX)
+        checks.filled("filter", self.expression.strip())
+
+    def __str__(self) -> str:
+        return self.expression
