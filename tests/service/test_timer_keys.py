@@ -231,10 +231,50 @@ async def test_without_any_timer_shard(cluster):
 
 async def test_what_a_shard_refuses_for_good_is_the_callers_error(cluster, producer):
     waiting = shard_of(cluster, "k")
-    waiting.refuse = [TopicNotFound("no such topic", field="topic")]
-    with pytest.raises(TopicNotFound):
+    waiting.refuse = [TooLarge("no", field="records")]
+    with pytest.raises(TooLarge):
         await producer.send(TOPIC, b"1", timer_key="k", delay=5)
     assert len(waiting.requests) == 1
+
+
+async def test_a_topic_that_was_deleted_and_is_there_again_is_asked_about_again(cluster, producer):
+    waiting = shard_of(cluster, "k")
+    waiting.refuse = [TopicNotFound("no such topic", field="topic")]
+    receipt = await producer.send(TOPIC, b"1", timer_key="k", delay=5)
+    assert receipt.due_ms == NOW_MS + 5_000
+    first, again = waiting.requests
+    assert first == again
+
+
+async def test_a_topic_that_was_deleted_is_made_again_as_for_other_sends(cluster, producer):
+    await producer.ready(TOPIC)
+    waiting = shard_of(cluster, "k")
+    waiting.gate.clear()
+    sent = asyncio.create_task(producer.send(TOPIC, b"1", timer_key="k", delay=5))
+    await until(lambda: waiting.running == 1)
+    for broker in cluster.brokers.values():
+        del broker.topics[TOPIC]
+    cluster.push()
+    await producer._client.wait_for(lambda routes: routes.route(TOPIC) is None, WAIT_S)
+    waiting.refuse = [TopicNotFound("no such topic", field="topic")]
+    waiting.gate.set()
+    assert (await sent).due_ms == NOW_MS + 5_000
+    assert all(TOPIC in broker.topics for broker in cluster.brokers.values())
+
+
+async def test_a_topic_that_stays_away_is_said_to_be_not_there(cluster):
+    settings = ProducerSettings(create_topics=False)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        await producer.ready(TOPIC)
+        producer.intake._keyed._timeout_s = 0.5
+        waiting = shard_of(cluster, "k")
+        while True:  # on a slow machine it may be late before it is sent
+            waiting.refuse = [TopicNotFound("no such topic", field="topic")] * 100
+            with pytest.raises((TopicNotFound, Timeout)) as raised:
+                await producer.send(TOPIC, b"1", timer_key="k", delay=5)
+            if isinstance(raised.value, TopicNotFound):
+                break
+        assert raised.value.retryable
 
 
 async def test_the_last_word_about_a_key_is_the_last_one_said(cluster, producer):

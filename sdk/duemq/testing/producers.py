@@ -148,7 +148,7 @@ class AioMemoryProducer(aio.Producer):
         except TopicNotFound:
             return Target(topic, (), traced=False, found=False)  # its receipts say so
 
-    async def open_target(self, topic: str) -> Target:
+    async def open_target(self, topic: str, timeout_s: float = 0) -> Target:
         """As Sender."""
         return self._find(topic)
 

@@ -131,7 +131,7 @@ class CancelCall(Ask):
     method = "Cancel"
 
     def request(self, request_id: bytes) -> timer_pb2.CancelRequest:
-        """As it is sent, however often."""
+        """As it is sent."""
         request = timer_pb2.CancelRequest(request_id=request_id)
         for topic, key in self.refs:  # type: ignore[misc]  # they are all keys
             request.keys.add(topic=topic, key=key)
@@ -144,7 +144,7 @@ class RescheduleCall(Ask):
     method = "Reschedule"
 
     def request(self, request_id: bytes) -> timer_pb2.RescheduleRequest:
-        """As it is sent, however often."""
+        """As it is sent."""
         refs = map(_ref, self.refs)
         request = timer_pb2.RescheduleRequest(request_id=request_id, timers=refs, partial=True)
         if self._dues[0] is None:

@@ -18,8 +18,8 @@ from duemq.tracing import sends
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
 
-Finds = Callable[[str], Awaitable[Target]]
-"""Finds a topic, made if need be.  Raises DuemqErrors."""
+Finds = Callable[[str, float], Awaitable[Target]]
+"""Finds a topic in so many seconds, made if need be.  Raises DuemqErrors."""
 
 
 class KeyedBatch(Batch):
@@ -124,15 +124,15 @@ class ScheduleCall(Call):
         """It takes no more."""
         return super().full or self.batch.size >= self._bytes_max
 
-    async def prepare(self) -> None:
+    async def prepare(self, left_s: float) -> None:
         """Finds the topic, and the queue of an ordering key that came before it was found."""
-        target = await self._find(self.batch.topic)
+        target = await self._find(self.batch.topic, left_s)
         ordering_key, _ = self.batch.way
         if isinstance(ordering_key, str):
             self.batch.queue = target.queue_for(ordering_key)
 
     def request(self, request_id: bytes) -> timer_pb2.ScheduleRequest:
-        """As it is sent, however often."""
+        """As it is sent."""
         batch = self.batch
         request = timer_pb2.ScheduleRequest(
             request_id=request_id, topic=batch.topic, queue_id=-1, if_absent=self._if_absent

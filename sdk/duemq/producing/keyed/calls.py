@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from duemq.errors import Closed, DuemqError, Internal, Timeout, Unavailable
+from duemq.errors import Closed, DuemqError, Internal, Timeout, TopicNotFound, Unavailable
 from duemq.producing.keyed.lanes import C, Call, Lanes
 from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
 from duemq.transport import retrying, status
@@ -84,21 +84,27 @@ class TimerCalls:
     async def _run(self, call: Call) -> None:
         asked = False
         try:
-            await call.prepare()
             if call.deadline <= time.monotonic():  # others were in front of it
                 raise Timeout("the timer shard did not answer what was asked before")
-            request = call.request(secrets.token_bytes(REQUEST_ID_BYTES))
+            request_id = secrets.token_bytes(REQUEST_ID_BYTES)
+            # Longer than a shard remembers a request it must not be repeated.
+            deadline = min(call.deadline, time.monotonic() + REPEAT_S)
 
             async def attempt(left_s: float) -> None:
                 nonlocal asked
+                await call.prepare(left_s)
                 shard = self.client.timer_shard(call.shard)
                 stub = stubs.TimerStub(self.client.channel(shard.address))
                 asked = True
-                sent = getattr(stub, call.method)(request, timeout=left_s)
-                call.answered(shard.name, await status.answer(sent, shard.address))
+                left_s = max(0.001, deadline - time.monotonic())
+                sent = getattr(stub, call.method)(call.request(request_id), timeout=left_s)
+                try:
+                    answer = await status.answer(sent, shard.address)
+                except TopicNotFound as error:
+                    error.retryable = True  # it was deleted: `prepare` waits for it, or makes it
+                    raise
+                call.answered(shard.name, answer)
 
-            # Longer than a shard remembers a request it must not be repeated.
-            deadline = min(call.deadline, time.monotonic() + REPEAT_S)
             away_s = self.client.settings.away_timeout_s
             await retrying.until(deadline, attempt, away_s)
         except asyncio.CancelledError:

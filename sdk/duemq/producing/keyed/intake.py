@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Owner(Protocol):
     """Whose messages they are."""
 
-    async def open_target(self, topic: str) -> Target:
+    async def open_target(self, topic: str, timeout_s: float) -> Target:
         """Finds a topic, made if need be.  Raises DuemqErrors."""
         ...
 

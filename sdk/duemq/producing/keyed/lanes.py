@@ -50,12 +50,12 @@ class Call(ABC):
         """It takes no more."""
         return len(self.timers) >= SCHEDULE_RECORDS_MAX
 
-    async def prepare(self) -> None:  # noqa: B027 (few have anything to do)
-        """Before it is sent for the first time.  Raises DuemqErrors."""
+    async def prepare(self, left_s: float) -> None:  # noqa: B027 (few have anything to do)
+        """Before each time that it is sent.  Raises DuemqErrors."""
 
     @abstractmethod
     def request(self, request_id: bytes) -> Any:
-        """As it is sent, however often."""
+        """As it is sent."""
 
     @abstractmethod
     def answered(self, shard_name: str, answer: Any) -> None:
