@@ -823,3 +823,17 @@ async def test_no_nameserver_at_all():
         await producer.start()
     with pytest.raises(Closed, match="not started"):
         await aio.Producer("127.0.0.1:1").send("t", b"x")
+
+
+async def test_a_delay_level_that_a_broker_lacks_fails_no_other_message(cluster, producer):
+    def refuse(batch):
+        return refusal(error_pb2.INVALID_ARGUMENT) if 19 in batch.delay_levels else None
+
+    cluster.brokers["a"].refuse = refuse
+    await producer.ready("t")
+    levels = [1, 19, 2, 1, 19]
+    pending = [producer.submit("t", b"%d" % level, delay_level=level) for level in levels]
+    answers = await asyncio.gather(*pending, return_exceptions=True)
+    refused = [isinstance(answer, InvalidArgument) for answer in answers]
+    assert refused == [level == 19 for level in levels]
+    assert sorted(cluster.brokers["a"].bodies("%TIMER%")) == [b"1", b"1", b"2"]

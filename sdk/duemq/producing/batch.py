@@ -45,7 +45,7 @@ Begun = tuple[int, sends.Begun, Sequence[bytes]]
 """(index of the first message, spans from there on, what each record is to carry for its own)."""
 
 Way = tuple["Queue | str | None", int]
-"""How messages of a topic travel: their queue and the field of their due times.
+"""How messages of a topic travel: their queue and `Due.way`.
 
 The queue is None for any; while the topic's queues are not known, their ordering key instead.
 """
@@ -109,7 +109,8 @@ class Batch:
         """`growing`: where it stands as long as it grows."""
         self.topic = topic
         self.way = way
-        queue, self.due_field = way
+        queue, due_way = way
+        self.due_field = due_way & 255
         self.queue = None if isinstance(queue, str) else queue
         self.growing = growing
         self.number = number

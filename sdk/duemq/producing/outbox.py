@@ -116,7 +116,7 @@ class Outbox:
         `labels`, `parent`: for its span.
         The hottest path of a producer that sends one by one: flat on purpose.
         """
-        way = PLAIN if queue is None and due is None else (queue, due.field if due else 0)
+        way = PLAIN if queue is None and due is None else (queue, due.way if due else 0)
         size = len(body) + RECORD_BYTES
         if extras is not None:
             size += len(extras.encoded)
@@ -181,14 +181,13 @@ class Outbox:
 
         The caller cuts the list: BLOCK_MESSAGES and frame_bytes are the limits.
         """
-        due_field, due_value = due or (0, 0)
-        way = (queue, due_field)
+        way = (queue, due.way if due else 0)
         try:
             with self.lock:
                 batch, wake = self._begin(target, way, now_ms)
                 # What comes later on this way must not overtake it in an older batch.
                 target.growing.pop(way, None)
-                batch.fill(bodies, extras, due_value, begun)
+                batch.fill(bodies, extras, due.value if due else 0, begun)
                 self.used_bytes += batch.size
                 batch.bodies = bodies  # last: without them nothing is sent
             if wake:

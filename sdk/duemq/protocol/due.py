@@ -14,6 +14,7 @@ from duemq.protocol import checks
 
 DUE_MS_MAX = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z."""
+FAR_MS = DUE_MS_MAX - 2**42  # a delay up to this is due before, until the year 2109
 
 UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MINUTE_MS, HOUR_MS, DAY_MS = (UNITS_MS[unit] for unit in "mhd")
@@ -45,6 +46,15 @@ class Due(NamedTuple):
 
     field: int
     value: int
+
+    @property
+    def way(self) -> int:
+        """What shares a batch; in the lowest byte the field.
+
+        What a broker may refuse goes apart: a level that it lacks, a delay beyond the year 9999.
+        """
+        apart = self.field == DELAY_LEVELS or self.value > FAR_MS
+        return self.value << 8 | self.field if apart else self.field
 
 
 def due_of(

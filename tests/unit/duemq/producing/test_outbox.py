@@ -12,7 +12,7 @@ from duemq.producing.outbox import (
     chunks_of,
 )
 from duemq.protocol.balance import queue_of_key
-from duemq.protocol.due import DELAYS_MS, Due
+from duemq.protocol.due import DELAY_LEVELS, DELAYS_MS, DUE_MS, DUE_MS_MAX, Due
 from duemq.protocol.message_ids import ID_CHARS
 from duemq.protocol.route import Queue
 
@@ -52,6 +52,25 @@ def test_messages_of_one_way_grow_one_batch(outbox, target):
     assert (first[1], second[1]) == (0, 1)
     assert outbox.take_arrivals() == [first[0]]
     assert outbox.take_arrivals() == []
+
+
+def test_what_a_broker_may_refuse_for_its_due_time_does_not_travel_with_others(outbox, target):
+    far = DUE_MS_MAX - 1
+    dues = [Due(DELAY_LEVELS, 1), Due(DELAY_LEVELS, 2), Due(DELAYS_MS, 5), Due(DELAYS_MS, far)]
+    batches = [add(outbox, target, due=due)[0] for due in (*dues, *dues)]
+    assert batches[:4] == batches[4:]
+    assert len(set(batches)) == 4
+    assert [batch.due_field for batch in batches[:4]] == [due.field for due in dues]
+    assert [batch.due_values for batch in batches[:4]] == [[due.value] * 2 for due in dues]
+    of_list = outbox.add_list(target, None, [b"x"], None, dues[1], 0)
+    assert (of_list.due_field, of_list.due_values) == (DELAY_LEVELS, [2])
+    assert add(outbox, target, due=dues[1])[0] is not batches[1]  # it would overtake the list
+    assert add(outbox, target, due=dues[0])[0] is batches[0]
+
+
+def test_due_times_of_one_kind_travel_together(outbox, target):
+    first = add(outbox, target, due=Due(DUE_MS, 1_790_000_000_000))[0]
+    assert add(outbox, target, due=Due(DUE_MS, 1_790_000_000_001))[0] is first
 
 
 def test_queues_and_kinds_of_due_time_have_batches_of_their_own(outbox, target):
