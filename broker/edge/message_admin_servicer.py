@@ -26,7 +26,7 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pulls.disk_reads import stopping
 from duemq_server.broker.groups.progress import Activity, QueueState, state_of
 from duemq_server.broker.reading import lookup, reader
-from duemq_server.broker.reading.lookup import Found, LookupStart, MessageQuery
+from duemq_server.broker.reading.lookup import Cursor, Found, LookupStart, MessageQuery
 from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
@@ -73,16 +73,21 @@ class MessageAdminServicer:
                 self._store.log, queues, query, start, request.limit or LIMIT_DEFAULT
             ),
         )
+        following = step.following and Cursor(queues[0].topic_id, step.following)
         return message_admin_pb2.FindMessagesResponse(
             messages=[self._found(request.topic, each) for each in step.found],
-            cursor=lookup.encode_cursor(step.following) if step.following else b"",
+            cursor=lookup.encode_cursor(following) if following else b"",
         )
 
     def _range(
         self, request: message_admin_pb2.FindMessagesRequest
     ) -> tuple[list[Queue], LookupStart]:
-        """The queues to look at, and where to begin in the first."""
-        cursor = lookup.decode_cursor(request.cursor) if request.cursor else None
+        """The queues to look at, and where to begin in the first.
+
+        Raises TopicReplaced if they are not those of the answer that the cursor is of.
+        """
+        topic_id, cursor = lookup.decode_cursor(request.cursor) if request.cursor else (0, None)
+        self._store.topics.meant(request.topic, topic_id)
         if not request.HasField("queue_id"):
             if request.HasField("offset"):
                 raise checks.wrong("offset", request.offset, "together with queue_id")

@@ -48,10 +48,12 @@ RUN_COST = 10 << 10
 # Entries that lie closer are read by one call.
 GAP_ENTRIES = 128
 
-_PLACE = struct.Struct("<Biq")
-_PLACES = struct.Struct("<Biqiq")
-_CURSOR_VERSION = 1
-_CURSOR_VERSION_UNREAD = 2
+# By version, which is in front: of which topic, where to go on, what could not be read.  The first
+# two, without a topic, are of older brokers.
+_CURSORS = {1: struct.Struct("<iq"), 2: struct.Struct("<iqiq")}
+_CURSORS |= {3: struct.Struct("<Qiq"), 4: struct.Struct("<Qiqiq")}
+_CURSOR_VERSION = 3
+_CURSOR_VERSION_UNREAD = 4
 _FIELD_MESSAGE_ID = 0x12
 
 
@@ -64,6 +66,17 @@ class LookupStart(NamedTuple):
     queue_id: int
     offset: int
     unread: tuple[int, int] | None = None
+
+
+class Cursor(NamedTuple):
+    """What a client holds between two steps.
+
+    `topic_id`: of the topic that was looked at; 0: not known.  One that was made anew under its
+    name has other offsets.
+    """
+
+    topic_id: int
+    place: LookupStart
 
 
 class Found(NamedTuple):
@@ -137,25 +150,27 @@ def message_id_field(message_id: str) -> bytes:
     return bytes([_FIELD_MESSAGE_ID]) + length + text
 
 
-def encode_cursor(place: LookupStart) -> bytes:
+def encode_cursor(cursor: Cursor) -> bytes:
     """What a client hands back to go on."""
-    if place.unread is None:
-        body = _PLACE.pack(_CURSOR_VERSION, place.queue_id, place.offset)
-    else:
-        body = _PLACES.pack(_CURSOR_VERSION_UNREAD, place.queue_id, place.offset, *place.unread)
+    place = cursor.place
+    version = _CURSOR_VERSION if place.unread is None else _CURSOR_VERSION_UNREAD
+    values = cursor.topic_id, place.queue_id, place.offset, *(place.unread or ())
+    body = bytes([version]) + _CURSORS[version].pack(*values)
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def decode_cursor(cursor: bytes) -> LookupStart:
+def decode_cursor(cursor: bytes) -> Cursor:
     """Raises InvalidArgument for what `encode_cursor` never gave."""
     body = cursor[:-4]
-    if cursor[-4:] == struct.pack("<I", zlib.crc32(body)):
-        if len(body) == _PLACE.size and body[0] == _CURSOR_VERSION:
-            return LookupStart(*_PLACE.unpack(body)[1:])
-        if len(body) == _PLACES.size and body[0] == _CURSOR_VERSION_UNREAD:
-            _, queue_id, offset, *unread = _PLACES.unpack(body)
-            return LookupStart(queue_id, offset, (unread[0], unread[1]))
-    raise checks.wrong("cursor", cursor[:32].hex(), "that of this broker's last answer, unchanged")
+    layout = _CURSORS.get(body[0]) if body else None
+    whole = layout is not None and len(body) == 1 + layout.size
+    if layout is None or not whole or cursor[-4:] != struct.pack("<I", zlib.crc32(body)):
+        limit = "that of this broker's last answer, unchanged"
+        raise checks.wrong("cursor", cursor[:32].hex(), limit)
+    values = layout.unpack(body[1:])
+    topic_id, queue_id, offset, *unread = values if len(values) % 2 else (0, *values)
+    place = LookupStart(queue_id, offset, (unread[0], unread[1]) if unread else None)
+    return Cursor(topic_id, place)
 
 
 def search(

@@ -17,6 +17,7 @@ from duemq.errors import (
     Overloaded,
     QueueNotFound,
     TopicNotFound,
+    TopicReplaced,
     Unavailable,
 )
 from duemq.protocol.record_bytes import text_hash
@@ -27,6 +28,8 @@ from duemq_server.broker.reading import lookup
 from tests.service.running_broker import Client, running_broker, topic_name
 from tests.service.running_cluster import WAIT_S, until
 from tests.unit.broker.reading.test_lookup import COLLIDING
+
+OTHER_QUEUE = lookup.Cursor(0, lookup.LookupStart(1, 0))
 
 
 @pytest.fixture
@@ -180,7 +183,7 @@ async def test_what_is_no_record_is_passed_by_or_shown_as_a_body(
         ({"to_ms": -1}, "to_ms"),
         ({"offset": 1}, "offset"),
         ({"cursor": b"nonsense"}, "cursor"),
-        ({"queue_id": 0, "cursor": lookup.encode_cursor(lookup.LookupStart(1, 0))}, "cursor"),
+        ({"queue_id": 0, "cursor": lookup.encode_cursor(OTHER_QUEUE)}, "cursor"),
     ],
 )
 async def test_illegal_requests_are_refused_by_field(
@@ -192,6 +195,28 @@ async def test_illegal_requests_are_refused_by_field(
         await step(client, topic, **fields)
     assert caught.value.field == field
     assert caught.value.limit
+
+
+@pytest.mark.parametrize("of_one_queue", [False, True])
+async def test_pages_are_of_one_topic_though_it_was_made_anew(
+    tmp_path: Path, of_one_queue: bool
+) -> None:
+    fields = {"queue_id": 0} if of_one_queue else {}
+    async with running_broker(tmp_path) as (broker, client):
+        topic = topic_name()
+        await send(client, topic, record("a"), record("b"), record("c"))
+        first = await step(client, topic, limit=1, **fields)
+        again = await step(client, topic, limit=1, cursor=first.cursor, **fields)
+        assert [each.record.message_id for each in again.messages] == ["b"]
+        broker.store.delete_topic(topic)
+        with pytest.raises(TopicNotFound):
+            await step(client, topic, limit=1, cursor=first.cursor, **fields)
+        await send(client, topic, record("d"), record("e"), record("f"))
+        with pytest.raises(TopicReplaced) as caught:
+            await step(client, topic, limit=1, cursor=first.cursor, **fields)
+        assert caught.value.field == "topic_id"
+        anew = await step(client, topic, limit=1, **fields)
+        assert [each.record.message_id for each in anew.messages] == ["d"]
 
 
 async def test_unknown_topics_and_queues(client: Client) -> None:

@@ -12,7 +12,7 @@ from duemq.errors import Corrupt, InvalidArgument, Unavailable
 from duemq.protocol.record_bytes import text_hash
 from duemq.v1 import message_pb2
 from duemq_server.broker.reading import lookup, time_search
-from duemq_server.broker.reading.lookup import LookupStart, MessageQuery
+from duemq_server.broker.reading.lookup import Cursor, LookupStart, MessageQuery
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -138,7 +138,9 @@ def walk_into(
             for each in step.found
         ]
         assert step.following is None or step.following.unread or step.following > place
-        place = step.following and lookup.decode_cursor(lookup.encode_cursor(step.following))
+        cursor = step.following and lookup.encode_cursor(Cursor(7, step.following))
+        topic_id, place = lookup.decode_cursor(cursor) if cursor else (7, None)
+        assert topic_id == 7
 
 
 bounds_strategy = st.fixed_dictionaries(
@@ -267,11 +269,23 @@ def test_a_queue_that_can_be_read_again_does_not_stand_for_the_others() -> None:
         )
 
 
-@pytest.mark.parametrize("cursor", [b"x", bytes(17), lookup.encode_cursor(LookupStart(1, 2))[::-1]])
+GIVEN = lookup.encode_cursor(Cursor(7, LookupStart(1, 2)))
+
+
+@pytest.mark.parametrize("cursor", [b"", b"x", bytes(17), GIVEN[::-1], GIVEN[:-1]])
 def test_a_cursor_that_was_never_given_is_refused(cursor: bytes) -> None:
     with pytest.raises(InvalidArgument) as caught:
         lookup.decode_cursor(cursor)
     assert caught.value.field == "cursor"
+
+
+def test_a_cursor_of_an_older_broker_names_no_topic() -> None:
+    for body, place in (
+        (struct.pack("<Biq", 1, 3, 4), LookupStart(3, 4)),
+        (struct.pack("<Biqiq", 2, 3, 4, 5, 6), LookupStart(3, 4, (5, 6))),
+    ):
+        given = body + struct.pack("<I", zlib.crc32(body))
+        assert lookup.decode_cursor(given) == Cursor(0, place)
 
 
 def test_a_long_message_id_is_said_as_protobuf_says_it() -> None:
