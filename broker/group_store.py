@@ -17,7 +17,7 @@ from duemq_server.broker.store.changes import group_changes
 from duemq_server.broker.store.store import Store
 from duemq_server.storage import checkpoint
 from duemq_server.storage.disk import Disk
-from duemq_server.storage.errors import CorruptFile, StorageError
+from duemq_server.storage.errors import CorruptFile, StorageError, UnknownVersion
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class GroupFile:
         self._refused = False
 
     def restore(self, groups: GroupTable, now_ms: int) -> None:
-        """At the start.  Raises UnknownVersion, ValueError for a file of another version.
+        """At the start.  Raises UnknownVersion.
 
         Without it a broker goes on as one that the groups have just moved to, which knows nothing
         of them either: they wait for their members.
@@ -49,7 +49,10 @@ class GroupFile:
             log.error("generations and members of the groups here are not known: %s", error)
             return
         if snapshot is not None:
-            groups.restore(snapshot, now_ms)
+            try:
+                groups.restore(snapshot, now_ms)
+            except ValueError as error:  # its bytes are what was written
+                raise UnknownVersion(f"{self._path} {error}") from error
 
     async def save(self, groups: GroupTable) -> Collection[str]:
         """See edge.members.telling.GroupStore."""

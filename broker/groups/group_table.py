@@ -126,8 +126,8 @@ class GroupTable:
     def restore(self, snapshot: bytes, now_ms: int) -> None:
         """Takes a snapshot over, at start.  Raises ValueError for one of another version."""
         state = json.loads(snapshot)
-        if state.get("version") != SNAPSHOT_VERSION:
-            raise ValueError(f"groups snapshot has version {state.get('version')!r}, not 1")
+        if (version := state.get("version")) != SNAPSHOT_VERSION:
+            raise ValueError(f"has version {version!r}, this release reads {SNAPSHOT_VERSION}")
         for name, kept in state["groups"].items():
             self._groups[name] = group_snapshot.decode(name, kept, now_ms)
             self._changed.add(name)

@@ -87,14 +87,14 @@ def _json(value: Any) -> Iterator[str]:
         yield _dumps(value)
 
 
-def decode(payload: bytes) -> CheckpointState:
-    """Raises UnknownVersion."""
+def decode(payload: bytes, path: str = "checkpoint") -> CheckpointState:
+    """Raises UnknownVersion, which names `path`."""
     (length,) = _HEAD.unpack_from(payload)
     fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
     version = fields.pop("version")
     if version not in _READABLE:
         newest = _READABLE[-1]
-        raise UnknownVersion(f"checkpoint has version {version}, this release reads 1 to {newest}")
+        raise UnknownVersion(f"{path} has version {version}, this release reads 1 to {newest}")
     if version == 1:
         fields |= {"settled": [], "groups": [], "retries": {}}
     if version < 3:

@@ -213,7 +213,8 @@ class Opening:
         self.settings = settings
         self.segment_bytes = segment_bytes
         payload = load_checkpoint(data_dir, disk)
-        self.state = states.decode(payload) if payload else None
+        path = os.path.join(data_dir, CHECKPOINT)
+        self.state = states.decode(payload, path) if payload else None
         """The checkpoint that was found."""
         self.rebuilding = Marker(data_dir, REBUILDING, disk)
         self.whole = False

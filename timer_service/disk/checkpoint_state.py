@@ -43,6 +43,7 @@ import numpy.typing as npt
 from duemq.errors import Corrupt
 from duemq_recurring.schedule import ScheduleChange
 from duemq_server.storage import record
+from duemq_server.storage.errors import UnknownVersion
 from duemq_server.timer_service.disk import keyed_arrays
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.numbering import Source
@@ -245,13 +246,13 @@ def encode(state: CheckpointState) -> bytes:
     return b"".join(parts)
 
 
-def decode(payload: bytes) -> CheckpointState:
-    """Reads a payload.  Raises Corrupt if it is not one of ours."""
+def decode(payload: bytes, path: str = "checkpoint") -> CheckpointState:
+    """Reads a payload.  Raises Corrupt if it is none of ours, UnknownVersion; both name `path`."""
     magic, version, _, length = _HEADER.unpack_from(payload)
-    if magic != MAGIC or version != VERSION:
-        raise Corrupt(
-            f"checkpoint with magic {magic!r}, version {version}: not {MAGIC!r}, {VERSION}"
-        )
+    if magic != MAGIC:
+        raise Corrupt(f"{path} has magic {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise UnknownVersion(f"{path} has version {version}, this release reads {VERSION}")
     header = json.loads(payload[_HEADER.size : _HEADER.size + length])
     arrays = _read_arrays(payload, _HEADER.size + length + -length % 8, header["arrays"])
     files = [name for name, _ in header["files"]]

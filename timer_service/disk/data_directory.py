@@ -126,8 +126,9 @@ def new_producer_id() -> int:
 
 def load_checkpoint(directory: str, disk: Disk) -> CheckpointState | None:
     """What a directory's checkpoint says.  Raises Corrupt, CorruptFile, UnknownVersion."""
-    payload = checkpoint.load(checkpoint_path(directory), disk)
-    return checkpoint_state.decode(payload) if payload is not None else None
+    path = checkpoint_path(directory)
+    payload = checkpoint.load(path, disk)
+    return checkpoint_state.decode(payload, path) if payload is not None else None
 
 
 def save_checkpoint(directory: str, disk: Disk, state: CheckpointState) -> None:

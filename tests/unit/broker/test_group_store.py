@@ -12,6 +12,8 @@ from duemq_server.broker.group_store import GROUPS_FILE, GroupFile, GroupLog
 from duemq_server.broker.groups.members import Hello
 from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.store import journal
+from duemq_server.storage import checkpoint
+from duemq_server.storage.errors import UnknownVersion
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.groups.stepping import SteppingCoordinator
 from tests.unit.broker.leading import DATA, NOW_MS, Leader, extend, opened
@@ -200,3 +202,14 @@ async def test_what_the_log_refuses_is_told_to_nobody_and_saved_with_the_next(wo
     assert await world.save() == set()
     assert world.kept == [("g", True)]
     assert not world.coordinator.table.changed
+
+
+@pytest.mark.parametrize("payload", [b'{"version": 2}', b"another encoding"])
+def test_a_file_of_a_newer_release_is_refused_by_its_name(payload: bytes) -> None:
+    disk = Leader().disk
+    path = f"{DATA}/{GROUPS_FILE}"
+    checkpoint.save(path, payload, disk)
+    with pytest.raises(UnknownVersion, match=path) as raised:
+        GroupFile(DATA, disk).restore(empty().table, NOW_MS)
+    if payload.startswith(b"{"):
+        assert str(raised.value) == f"{path} has version 2, this release reads 1"

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from duemq.errors import Corrupt
-from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull
-from duemq_server.timer_service.disk.data_directory import open_directory
+from duemq_server.storage import checkpoint
+from duemq_server.storage.errors import CorruptFile, CorruptLog, DiskFull, UnknownVersion
+from duemq_server.timer_service.disk.data_directory import (
+    checkpoint_path,
+    load_checkpoint,
+    open_directory,
+)
 from duemq_server.timer_service.scheduling.dispatch import Dispatcher
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.log_entries import Dispatched
@@ -233,3 +238,15 @@ def test_what_a_checkpoint_does_not_name_goes_only_when_no_older_one_can_come_ba
     world.restart(world.disk.after_power_cut())
     world.drain()
     assert world.broker.delivered[0] == 1
+
+
+def test_a_checkpoint_of_a_newer_release_is_refused_by_its_name() -> None:
+    world = World()
+    world.checkpoint()
+    path = checkpoint_path(DATA)
+    payload = bytearray(checkpoint.load(path, world.disk) or b"")
+    payload[4:6] = (2).to_bytes(2, "little")
+    checkpoint.save(path, bytes(payload), world.disk)
+    with pytest.raises(UnknownVersion) as raised:
+        load_checkpoint(DATA, world.disk)
+    assert str(raised.value) == f"{path} has version 2, this release reads 1"
