@@ -80,7 +80,8 @@ def forget(session: Session, /, name: str, timer: bool, dry_run: bool, yes: bool
     While the nameservers remember a lost broker, no answer counts as whole.  This is the
     operator's word that it is out of service: what it stored is out of reach, answers are whole
     without it, and ordering keys leave its queues.  If it comes back it is there again.  One that
-    lives is refused: stop it first.  The exit code is 4 if no nameserver remembers it, 5 if a
+    lives is refused: stop it first; if only some nameservers heard it in the end, the error names
+    those that have given it up.  The exit code is 4 if no nameserver remembers it, 5 if a
     nameserver did not answer, or, of a timer service, a broker: repeat it then.  With --json, an
     object: name, timer, address, lost_ms, topics (topic, queues, elsewhere; null: not known),
     dry_run, missing_nameservers.

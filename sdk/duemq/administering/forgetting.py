@@ -33,9 +33,9 @@ class Forgetting(TimerShards):
 
         No answer is partial for its sake then, and ordering keys leave its queues.  One that comes
         back is there again.  `dry_run` only answers.  Nameservers in `missing` did not answer: call
-        again.  Raises InvalidArgument while one of them hears it, InstanceNotFound if none
-        remembers it as lost, Unavailable; of a timer service PartialAnswer, done but for brokers
-        that are away: call again.
+        again.  Raises InvalidArgument while one of them hears it (if others gave it up just now, it
+        names these), InstanceNotFound if none remembers it as lost, Unavailable; of a timer service
+        PartialAnswer, done but for brokers that are away: call again.
         """
         # All are asked first: while one of them hears it, none forgets it.
         answers, failed = await self._ask_to_forget(name, timer=timer, dry_run=True)
@@ -83,20 +83,25 @@ class Forgetting(TimerShards):
             request.broker = name
         answers: _Answers = {}
         failed: dict[str, DuemqError] = {}
+        refused: list[DuemqError] = []
         unknown: list[InstanceNotFound] = []
 
         async def ask(address: str) -> None:
             forget = stubs.NameserverStub.ask("Forget", request)
             try:
                 answers[address] = await self._client.once(address, forget, TIMEOUT_S)
-            except (InvalidArgument, PermissionDenied):
-                raise
+            except (InvalidArgument, PermissionDenied) as error:
+                refused.append(error)
             except InstanceNotFound as error:
                 unknown.append(error)
             except DuemqError as error:
                 failed[address] = error
 
         await asyncio.gather(*map(ask, self._client.nameservers))
+        for error in refused:
+            if answers and not dry_run:
+                error.message += f"; given up by {', '.join(sorted(answers))}, until heard there"
+            raise error
         if answers:
             return answers, failed
         if failed:
