@@ -28,10 +28,11 @@ import grpc
 
 from duemq import ConsumerSettings, Message, PushConsumer, RetryLater
 from duemq.consumer.delivery import lease
-from duemq.errors import FencedMember
+from duemq.errors import FencedMember, Timeout, Unavailable
 from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, error_pb2, stubs
 
+STARTS_MAX = 5  # of 30 s each
 LATER_S = 0.1  # every second failure asks for it
 
 Call = Callable[..., Awaitable[Any]]
@@ -319,20 +320,44 @@ def main() -> None:
     looks = Looks()
     looks.install()
     callback = Callback(recorder, looks, plan)
-    consumer = PushConsumer(
-        plan["group"],
-        plan["topic"],
-        getattr(callback, plan["calls"]),
-        batch=plan["calls"] == "batched",
-        nameserver=plan["nameserver"],
-        settings=ConsumerSettings(**plan["settings"]),
-        order=plan["order"],
-        member_name=plan["member_name"],
-    )
-    consumer.start()
-    stop.wait()
-    consumer.close()
+
+    def made() -> PushConsumer:
+        return PushConsumer(
+            plan["group"],
+            plan["topic"],
+            getattr(callback, plan["calls"]),
+            batch=plan["calls"] == "batched",
+            nameserver=plan["nameserver"],
+            settings=ConsumerSettings(**plan["settings"]),
+            order=plan["order"],
+            member_name=plan["member_name"],
+        )
+
+    consumer = started(made, stop)
+    if consumer is not None:
+        stop.wait()
+        consumer.close()
     recorder.now("closed")
+
+
+def started(made: Callable[[], PushConsumer], stop: threading.Event) -> PushConsumer | None:
+    """One that has joined; None: it was told to end before.
+
+    Brokers may be away for longer than a start waits.  Who comes meanwhile comes again, as it
+    would be started again; the last time it fails.
+    """
+    for left in reversed(range(STARTS_MAX)):
+        consumer = made()
+        try:
+            consumer.start()
+        except (Timeout, Unavailable):
+            if not left and not stop.is_set():
+                raise
+        else:
+            return consumer
+        if stop.is_set():
+            break
+    return None
 
 
 if __name__ == "__main__":
