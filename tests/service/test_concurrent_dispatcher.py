@@ -226,6 +226,24 @@ async def test_a_worker_that_is_cut_off_tells_of_earlier_failures_at_once(script
         script.let_go()
 
 
+@both
+async def test_a_worker_that_is_stuck_in_its_last_message_tells_of_earlier_failures(
+    script, monkeypatch
+) -> None:
+    async with bench(script.callback, threads=2) as b:
+        # Two messages a chunk.
+        monkeypatch.setattr(concurrent, "CHUNK_MESSAGES_MAX", 2)
+        monkeypatch.setattr(concurrent, "CHUNK_S", 1.0)
+        script.failing = {0: ValueError("no")}
+        script.blocking = {1}
+        b.pull(2)
+        await until(lambda: b.commit_point == 1)
+        assert b.settler.offsets == [0]
+        script.let_go()
+        await until(lambda: b.commit_point == 2)
+        assert script.done.count(1) == 1
+
+
 async def test_every_message_ends_in_one_way_however_often_workers_are_cut_off(monkeypatch) -> None:
     """Workers are looked at all the time, and callbacks end at any moment of a look."""
     monkeypatch.setattr(concurrent, "LOOK_S", 0.0005)
