@@ -203,20 +203,10 @@ automountServiceAccountToken: {{ or .root.Values.serviceAccount.automount (not (
 # Kubernetes' own variables of a Service look like DueMQ's: DUEMQ_BROKER_PORT and so on.
 enableServiceLinks: false
 {{- include "duemq.pullSecrets" .root }}
-{{- with .values.priorityClassName }}
-priorityClassName: {{ . | quote }}
-{{- end }}
+{{- include "duemq.pod.place" . }}
 terminationGracePeriodSeconds: {{ .values.terminationGracePeriodSeconds }}
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
-{{- with .values.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .values.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- with .values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
@@ -245,6 +235,10 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "duemq.selector" . | nindent 8 }}
   {{- end }}
+{{- end }}
+{{- with .values.extraInitContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 containers:
   - name: {{ .role }}
@@ -372,6 +366,9 @@ containers:
       {{- with .values.extraVolumeMounts }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
+  {{- with .values.extraContainers }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 volumes:
   - name: config
     downwardAPI:

@@ -26,14 +26,7 @@ enableServiceLinks: false
 {{- include "duemq.pullSecrets" . }}
 securityContext:
   {{- toYaml .Values.podSecurityContext | nindent 2 }}
-{{- with .Values.traces.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .Values.traces.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "duemq.pod.place" (dict "values" .Values.traces "role" "traces") }}
 volumes:
   - name: lake
     persistentVolumeClaim:
