@@ -1,6 +1,7 @@
 """Counts by group, for metrics.  Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 # Groups that are counted one by one.  A label of a metric costs memory in every collector.
 GROUPS_MAX = 1_000
@@ -31,3 +32,14 @@ class GroupCounts:
     def __iter__(self) -> Iterator[tuple[str, int]]:
         """(group, count).  Any thread."""
         return iter(list(self._counts.items()))
+
+    def with_zeros(self, groups: Iterable[str]) -> Iterator[tuple[str, int]]:
+        """As iterating, and 0 for those of `groups` that would be counted by name.  Any thread.
+
+        Prometheus sees no increase of a count that is there only from the first one on.
+        """
+        counts = dict(self)
+        yield from counts.items()
+        room = max(self._groups_max - len(counts), 0)
+        others = (group for group in groups if group not in counts)
+        yield from ((group, 0) for group in islice(others, room))

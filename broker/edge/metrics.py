@@ -137,7 +137,7 @@ class StoreCollector(Collector):
             ("dead_letters", "Messages sent to the dead letters", store.dead_letters),
         ):
             counter = CounterMetricFamily(f"duemq_broker_{name}", text, labels=("group",))
-            for group, count in counts:
+            for group, count in counts.with_zeros(store.offsets.groups()):
                 counter.add_metric((group,), count)
             yield counter
 

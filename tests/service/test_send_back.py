@@ -488,6 +488,17 @@ async def test_a_damaged_record_is_its_own_error(
     assert await outcomes(client, failed(topic, 0), failed(topic, 10)) == ["CORRUPT", "retry"]
 
 
+async def test_the_first_dead_letter_is_an_increase(running: tuple[Broker, Client]) -> None:
+    """Of a count that begins with it Prometheus sees none, so no alert either."""
+    broker, client = running
+    topic = await filled(client)
+    await send_back(client, failed(topic, 1))
+    value = broker.server.registry.get_sample_value
+    assert value("duemq_broker_dead_letters_total", {"group": GROUP}) == 0
+    await send_back(client, failed(topic, 2, dead_letter=True))
+    assert value("duemq_broker_dead_letters_total", {"group": GROUP}) == 1
+
+
 async def test_metrics_count_by_group(running: tuple[Broker, Client]) -> None:
     broker, client = running
     topic = await filled(client)

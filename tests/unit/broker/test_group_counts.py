@@ -16,3 +16,13 @@ def test_a_deleted_group_makes_room_for_another() -> None:
         counts.forget(group)
     counts.add("a", 1)
     assert dict(counts) == {"a": 1}
+
+
+def test_groups_to_which_nothing_happened_have_zeros_as_far_as_they_would_be_counted() -> None:
+    counts = GroupCounts(groups_max=2)
+    assert list(counts.with_zeros(["a", "b", "c"])) == [("a", 0), ("b", 0)]
+    counts.add("c", 2)
+    assert dict(counts.with_zeros(["a", "b", "c"])) == {"c": 2, "a": 0}
+    for group in ("a", "b"):
+        counts.add(group, 1)
+    assert dict(counts.with_zeros(["a", "b", "c"])) == {"c": 2, "a": 1, OTHERS: 1}
