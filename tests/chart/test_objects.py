@@ -12,7 +12,7 @@ from duemq_server.replication.running.leading.handing_over import HAND_OVER_S
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 CLAIM = "PersistentVolumeClaim"
-NOT_KUBERNETES_OWN = {"ServiceMonitor"}
+NOT_KUBERNETES_OWN = {"ServiceMonitor", "PrometheusRule"}
 # The oldest that Chart.yaml allows, the one of `make kind-test`, the newest known.
 VERSIONS = ["1.28", "1.35", "1.37"]
 
@@ -52,7 +52,7 @@ def test_every_object_is_valid_in_every_field(objects, version):
 def test_the_kinds_are_those_that_we_mean(objects):
     found = set(Counter(one["kind"] for one in objects))
     always = {"ConfigMap", "Service", "StatefulSet", "PodDisruptionBudget", "Pod"}
-    sometimes = {"ServiceAccount", "ServiceMonitor", "Role", "RoleBinding"}
+    sometimes = {"ServiceAccount", *NOT_KUBERNETES_OWN, "Role", "RoleBinding"}
     sometimes |= {"CronJob", "Deployment", "PersistentVolumeClaim"}  # of traces
     sometimes |= {"NetworkPolicy"}
     assert always <= found <= always | sometimes
