@@ -28,8 +28,7 @@ def result_labels(node: promql.Expr) -> set[str]:
         assert node.modifier.type == promql.AggModifierType.By
         return set(node.modifier.labels)
     if isinstance(node, promql.BinaryExpr):
-        is_number = isinstance(node.lhs, promql.NumberLiteral)
-        return result_labels(node.rhs if is_number else node.lhs)
+        return result_labels(node.lhs if selectors(node.lhs) else node.rhs)
     if isinstance(node, promql.Call) and node.func.name == "histogram_quantile":
         return result_labels(node.args[1]) - {"le"}
     if isinstance(node, promql.ParenExpr):

@@ -145,12 +145,14 @@ def test_alerts_are_of_this_release_and_of_its_numbers(helm):
 def test_nothing_is_watched_by_default(helm4):
     kinds = {one["kind"] for one in helm4.template()}
     assert not kinds & {"PrometheusRule", "ServiceMonitor"}
+    assert not [one for one in helm4.template() if one["metadata"]["name"].endswith("-dashboard")]
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"enabled": False, "prometheusRule": {"enabled": True}}, "needs metrics.enabled"),
+        ({"enabled": False, "dashboard": {"enabled": True}}, "needs metrics.enabled"),
         ({"prometheusRule": {"disabled": ["DuemqNothing"]}}, "disabled"),
         ({"prometheusRule": {"latenessMs": 0}}, "latenessMs"),
     ],
@@ -158,6 +160,63 @@ def test_nothing_is_watched_by_default(helm4):
 def test_wrong_values_are_refused_by_name(helm, values, said):
     with pytest.raises(RefusedValuesError, match=said):
         helm.template(overrides={"metrics": values})
+
+
+def dashboard_of(objects):
+    [one] = [each for each in objects if each["metadata"]["name"].endswith("-dashboard")]
+    [(name, text)] = one["data"].items()
+    assert name.endswith(".json")
+    return one["metadata"], json.loads(text)
+
+
+def test_panels_ask_for_what_processes_show(helm, pages):
+    metadata, dashboard = dashboard_of(
+        helm.template(overrides={"metrics": {"dashboard": {"enabled": True}}})
+    )
+    assert metadata["labels"]["grafana_dashboard"] == "1"
+    panels = [each for each in dashboard["panels"] if each["type"] != "row"]
+    assert len(panels) > 20
+    for panel in panels:
+        assert panel["targets"]
+        for target in panel["targets"]:
+            # Grafana's own, which depends on the zoom.
+            expression = promql.check(target["expr"].replace("$__rate_interval", "5m"), pages)
+            told = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            assert told <= promql.result_labels(expression), target["expr"]
+
+
+def test_panels_have_places_and_names_of_their_own(helm4):
+    given = {"metrics": {"dashboard": {"enabled": True}}}
+    _, dashboard = dashboard_of(helm4.template(overrides=given))
+    taken = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        squares = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert max(x for x, _ in squares) < 24
+        assert not squares & taken
+        taken |= squares
+    for key in ("id", "title"):
+        assert len({each[key] for each in dashboard["panels"]}) == len(dashboard["panels"])
+    [choice] = dashboard["templating"]["list"]
+    used = {t["datasource"]["uid"] for p in dashboard["panels"] for t in p.get("targets", ())}
+    assert used == {f"${{{choice['name']}}}"}
+
+
+def test_two_releases_have_two_dashboards(helm4):
+    """Grafana tells them by their uid, of 40 characters at most."""
+    given = {"metrics": {"dashboard": {"enabled": True}}, "fullnameOverride": "q" * 38}
+    found = [
+        dashboard_of(helm4.template(overrides=given, arguments=["--namespace", namespace]))[1][
+            "uid"
+        ]
+        for namespace in ("a", "b", "a")
+    ]
+    assert found[0] == found[2] != found[1]
+    assert len(found[0]) <= 40
 
 
 def test_only_alerts_that_exist_can_be_left_out():

@@ -77,6 +77,9 @@
 {{- if and (default dict .Values.metrics.prometheusRule).enabled (not .Values.metrics.enabled) }}
 {{- fail "metrics.prometheusRule.enabled needs metrics.enabled: no alert would ever fire" }}
 {{- end }}
+{{- if and (default dict .Values.metrics.dashboard).enabled (not .Values.metrics.enabled) }}
+{{- fail "metrics.dashboard.enabled needs metrics.enabled: it would stay empty" }}
+{{- end }}
 {{- if and .Values.traces.report.enabled .Values.traces.landing.enabled (has "ReadWriteOncePod" .Values.traces.persistence.accessModes) }}
 {{- fail "traces.persistence.accessModes is ReadWriteOncePod, but both traces.landing and traces.report need the volume: no report would ever start" }}
 {{- end }}
