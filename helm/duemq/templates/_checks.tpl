@@ -68,6 +68,10 @@
 
 {{/* Of the values that belong to no role. */}}
 {{- define "duemq.check" -}}
+{{- $fullname := include "duemq.fullname" . }}
+{{- if and (regexMatch "^[0-9]" $fullname) (semverCompare "<1.37.0-0" .Capabilities.KubeVersion.Version) }}
+{{- fail (printf "%s: Kubernetes %s wants names of Services that begin with a letter: set fullnameOverride" $fullname .Capabilities.KubeVersion.Version) }}
+{{- end }}
 {{- if and .Values.tls.verifyClients (not .Values.tls.secretName) }}
 {{- fail "tls.verifyClients needs tls.secretName: without TLS everybody would be served" }}
 {{- end }}
