@@ -14,6 +14,7 @@ import pytest
 
 from duemq import Admin, Producer, PullConsumer
 from duemq.errors import GroupNotFound
+from duemq.protocol.limits import QUEUES_MAX
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import channel
 from duemq.v1 import broker_pb2, nameserver_pb2
@@ -361,3 +362,18 @@ def test_a_generated_consumer_says_what_is_wrong(language, cluster, stubs):
     done = run(command, cluster.nameserver, "g", "no-such-topic", "1", PYTHONPATH=str(stubs))
     assert done.returncode != 0
     assert "no-such-topic" in done.stderr
+
+
+@pytest.mark.toolchain
+@pytest.mark.cluster
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_has_more_queues_than_one_pull_takes(language, cluster, stubs):
+    command = command_of(language, CONSUMERS)
+    topic = group = f"many-{language}"
+    with Admin(cluster.nameserver) as admin, Producer(cluster.nameserver) as producer:
+        admin.create_topic(topic, queues=QUEUES_MAX, brokers=cluster.names("broker")[:1])
+        producer.send(topic, b"fail")
+    # It comes again, through a queue of %RETRY%, which is one more.
+    done = run(command, cluster.nameserver, group, topic, "1", PYTHONPATH=str(stubs))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"body": "fail", "tag": "", "attempt": 1}

@@ -12,6 +12,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
 const WAIT_MS = 15_000; // how long a broker may park a pull that finds nothing; at most 30,000
+const TURN_MS = 500; // the same where pulls take turns
+const PULL_QUEUES = 1_024; // in a pull at most; a topic may have so many on a broker, and there is %RETRY%
 const TIMEOUT_MS = 20_000; // of a call: longer than WAIT_MS
 const ROUTE_MS = 5_000; // how often to ask for brokers, addresses and queues that are new
 const RETRY_DELAY_MS = 1_000;
@@ -60,7 +62,7 @@ async function again(what, error) {
   await sleep(BACKOFF_MS);
 }
 
-// Consumes all queues that one broker has of the topic: one long poll for all of them.
+// Consumes all queues that one broker has of the topic.
 class BrokerLoop {
   constructor(route, group, topic, earliest, processed) {
     Object.assign(this, { route, group, topic, earliest, processed }); // the route is replaced as it changes
@@ -117,11 +119,19 @@ class BrokerLoop {
     this.positions.set(name, { ...at, settled: new Set(settled.map(Number)) });
   }
 
-  // One long poll, and what it brought: processed, then committed.
+  // Polls all queues once: in one long poll, or in several that take turns where they are too many for one.
   async pull() {
     const queues = [...this.positions.values()].map(({ topic, queueId, topicId, next }) => (
       { topic, queueId, topicId, offset: next }));
-    const answer = await this.broker.call("pull", { group: this.group, waitMs: WAIT_MS, queues });
+    const waitMs = queues.length > PULL_QUEUES ? TURN_MS : WAIT_MS;
+    for (let first = 0; first < queues.length; first += PULL_QUEUES) {
+      await this.poll({ group: this.group, waitMs, queues: queues.slice(first, first + PULL_QUEUES) });
+    }
+  }
+
+  // One long poll, and what it brought: processed, then committed.
+  async poll(request) {
+    const answer = await this.broker.call("pull", request);
     for (const pulled of answer.queues) {
       const at = this.positions.get(`${pulled.topic}/${pulled.queueId}`);
       await this.unlessGone(at, () => this.take(at, pulled));

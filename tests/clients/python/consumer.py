@@ -26,6 +26,9 @@ from duemq.v1.broker_pb2_grpc import BrokerStub
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
 
 WAIT_MS = 15_000  # how long a broker may park a pull that finds nothing; at most 30,000
+TURN_MS = 500  # the same where pulls take turns
+# In a pull at most; a topic may have so many on a broker, and there is %RETRY%.
+PULL_QUEUES = 1_024
 TIMEOUT_S = 20  # of a call: longer than WAIT_MS
 ROUTE_S = 5  # how often to ask for brokers, addresses and queues that are new
 RETRY_DELAY_MS = 1_000
@@ -58,7 +61,7 @@ class Position:
 
 
 class BrokerLoop(threading.Thread):
-    """Consumes all queues that one broker has of the topic: one long poll for all of them."""
+    """Consumes all queues that one broker has of the topic."""
 
     def __init__(
         self,
@@ -136,9 +139,17 @@ class BrokerLoop(threading.Thread):
         self.followed = None
 
     def pull(self) -> None:
+        """Polls all queues once: in one long poll, or in several that take turns where they are
+        too many for one."""
+        positions = list(self.positions.values())
+        wait_ms = TURN_MS if len(positions) > PULL_QUEUES else WAIT_MS
+        for first in range(0, len(positions), PULL_QUEUES):
+            self.poll(positions[first : first + PULL_QUEUES], wait_ms)
+
+    def poll(self, positions: list[Position], wait_ms: int) -> None:
         """One long poll, and what it brought: processed, then committed."""
-        request = broker_pb2.PullRequest(group=self.group, wait_ms=WAIT_MS)
-        for at in self.positions.values():
+        request = broker_pb2.PullRequest(group=self.group, wait_ms=wait_ms)
+        for at in positions:
             request.queues.add(
                 topic=at.topic, queue_id=at.queue_id, offset=at.next, topic_id=at.topic_id
             )

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,8 @@ import (
 
 const (
 	waitMs       = 15_000           // how long a broker may park a pull that finds nothing; at most 30,000
+	turnMs       = 500              // the same where pulls take turns
+	pullQueues   = 1_024            // in a pull at most; a topic may have so many on a broker, and there is %RETRY%
 	callTimeout  = 20 * time.Second // longer than waitMs
 	routeEvery   = 5 * time.Second  // how often to ask for brokers, addresses and queues that are new
 	retryDelayMs = 1_000
@@ -66,7 +69,7 @@ type position struct {
 	settled   map[int64]bool // sent back earlier: to be skipped
 }
 
-// brokerLoop consumes all queues that one broker has of the topic: one long poll for all of them.
+// brokerLoop consumes all queues that one broker has of the topic.
 type brokerLoop struct {
 	route     atomic.Pointer[pb.BrokerQueues] // main replaces it
 	group     string
@@ -180,15 +183,28 @@ func (l *brokerLoop) begin(found *pb.OffsetResult, earliest bool) {
 
 func (l *brokerLoop) retries() queue { return queue{"%RETRY%" + l.group, 0} }
 
-// pull is one long poll, and what it brought: processed, then committed.
+// pull polls all queues once: in one long poll, or in several that take turns where they are too many for one.
 func (l *brokerLoop) pull() error {
+	var queues []*pb.QueuePull
+	for q, at := range l.positions {
+		queues = append(queues, &pb.QueuePull{Topic: q.topic, QueueId: q.id, TopicId: at.topicID, Offset: at.next})
+	}
+	wait := int32(waitMs)
+	if len(queues) > pullQueues {
+		wait = turnMs
+	}
+	for some := range slices.Chunk(queues, pullQueues) {
+		if err := l.poll(&pb.PullRequest{Group: l.group, WaitMs: wait, Queues: some}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// poll is one long poll, and what it brought: processed, then committed.
+func (l *brokerLoop) poll(request *pb.PullRequest) error {
 	ctx, cancel := l.context()
 	defer cancel()
-	request := &pb.PullRequest{Group: l.group, WaitMs: waitMs}
-	for q, at := range l.positions {
-		request.Queues = append(request.Queues,
-			&pb.QueuePull{Topic: q.topic, QueueId: q.id, TopicId: at.topicID, Offset: at.next})
-	}
 	answer, err := l.broker.Pull(ctx, request)
 	if err != nil {
 		return err

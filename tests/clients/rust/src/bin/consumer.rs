@@ -30,6 +30,10 @@ use clienttest::{ANSWER_BYTES_MAX, Dialer, Meant, StoreId, answer, describe, ref
 
 /// How long a broker may park a pull that finds nothing; at most 30,000.
 const WAIT_MS: i32 = 15_000;
+/// The same where pulls take turns.
+const TURN_MS: i32 = 500;
+/// In a pull at most; a topic may have so many on a broker, and there is %RETRY%.
+const PULL_QUEUES: usize = 1_024;
 /// How often to ask for brokers, addresses and queues that are new.
 const ROUTE_EVERY: Duration = Duration::from_secs(5);
 const RETRY_DELAY_MS: i64 = 1_000;
@@ -120,7 +124,7 @@ struct Consumption {
     done: mpsc::Sender<usize>,
 }
 
-/// Consumes all queues that one broker has of the topic: one long poll for all of them.
+/// Consumes all queues that one broker has of the topic.
 struct BrokerLoop {
     consumption: Consumption,
     /// `follow_routes` replaces it.
@@ -256,7 +260,8 @@ impl BrokerLoop {
         Ok(all)
     }
 
-    /// One long poll, and what it brought, processed.
+    /// Polls all queues once: in one long poll, or in several that take turns where they are too
+    /// many for one.
     async fn pull(&mut self) -> Result<(), Failure> {
         let queues = self.positions.iter().map(|(queue, at)| QueuePull {
             topic: queue.topic.clone(),
@@ -265,12 +270,18 @@ impl BrokerLoop {
             offset: at.next,
             ..Default::default()
         });
-        let request = PullRequest {
-            group: self.consumption.group.clone(),
-            queues: queues.collect(),
-            wait_ms: WAIT_MS,
-            ..Default::default()
-        };
+        let queues: Vec<_> = queues.collect();
+        let wait_ms = if queues.len() > PULL_QUEUES { TURN_MS } else { WAIT_MS };
+        for some in queues.chunks(PULL_QUEUES) {
+            self.poll(some.to_vec(), wait_ms).await?;
+        }
+        Ok(())
+    }
+
+    /// One long poll, and what it brought, processed.
+    async fn poll(&mut self, queues: Vec<QueuePull>, wait_ms: i32) -> Result<(), Failure> {
+        let group = self.consumption.group.clone();
+        let request = PullRequest { group, queues, wait_ms, ..Default::default() };
         for pulled in answer(self.broker.pull(request)).await?.queues {
             let queue = Queue { topic: pulled.topic.clone(), id: pulled.queue_id };
             let Some(mut at) = self.positions.remove(&queue) else { continue };

@@ -8,8 +8,10 @@ import io.grpc.ManagedChannelBuilder;
 import io.grpc.Metadata;
 import io.grpc.StatusRuntimeException;
 import io.grpc.stub.MetadataUtils;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CountDownLatch;
@@ -27,6 +29,8 @@ import java.util.concurrent.TimeUnit;
  */
 public final class Consumer implements Runnable {
     private static final int WAIT_MS = 15_000; // how long a broker may park a pull that finds nothing; at most 30,000
+    private static final int TURN_MS = 500; // the same where pulls take turns
+    private static final int PULL_QUEUES = 1_024; // in a pull at most; a topic may have so many on a broker, and there is %RETRY%
     private static final int TIMEOUT_MS = 20_000; // of a call: longer than WAIT_MS
     private static final int ROUTE_MS = 5_000; // how often to ask for brokers, addresses and queues that are new
     private static final long RETRY_DELAY_MS = 1_000;
@@ -82,7 +86,7 @@ public final class Consumer implements Runnable {
     private String address = "";
     private Metadata meant = new Metadata();
 
-    /** Consumes all queues that one broker has of the topic: one long poll for all of them. */
+    /** Consumes all queues that one broker has of the topic. */
     private Consumer(BrokerQueues route, String group, String topic, boolean earliest, Countdown done) {
         this.route = route;
         this.group = group;
@@ -153,12 +157,21 @@ public final class Consumer implements Runnable {
         positions.putIfAbsent(new Queue(found.getTopic(), found.getQueueId()), at);
     }
 
-    /** One long poll, and what it brought: processed, then committed. */
+    /** Polls all queues once: in one long poll, or in several that take turns where they are too many for one. */
     private void pull() throws InterruptedException {
-        PullRequest.Builder request = PullRequest.newBuilder().setGroup(group).setWaitMs(WAIT_MS);
-        positions.forEach((queue, at) -> request.addQueues(QueuePull.newBuilder()
-                .setTopic(queue.topic).setQueueId(queue.id).setTopicId(at.topicId).setOffset(at.next)));
-        for (QueueRecords pulled : broker().pull(request.build()).getQueuesList()) {
+        List<QueuePull> queues = new ArrayList<>();
+        positions.forEach((queue, at) -> queues.add(QueuePull.newBuilder()
+                .setTopic(queue.topic).setQueueId(queue.id).setTopicId(at.topicId).setOffset(at.next).build()));
+        int waitMs = queues.size() > PULL_QUEUES ? TURN_MS : WAIT_MS;
+        for (int first = 0; first < queues.size(); first += PULL_QUEUES) {
+            var some = queues.subList(first, Math.min(first + PULL_QUEUES, queues.size()));
+            poll(PullRequest.newBuilder().setGroup(group).setWaitMs(waitMs).addAllQueues(some).build());
+        }
+    }
+
+    /** One long poll, and what it brought: processed, then committed. */
+    private void poll(PullRequest request) throws InterruptedException {
+        for (QueueRecords pulled : broker().pull(request).getQueuesList()) {
             Queue queue = new Queue(pulled.getTopic(), pulled.getQueueId());
             unlessGone(queue, () -> take(queue, pulled));
         }
