@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 from concurrent import futures
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import grpc
 import pytest
@@ -15,97 +13,16 @@ import pytest
 from duemq import Admin, Producer, PullConsumer
 from duemq.errors import GroupNotFound
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.settings import ClientSettings, ProducerSettings
 from duemq.transport import channel
 from duemq.v1 import broker_pb2, nameserver_pb2
 from duemq.v1.stubs import BrokerStub, NameserverStub
-from duemq_server.local_cluster import EmbeddedCluster
-from tests.certificates import authority, certificate, needs_openssl
+from tests.clients.programs import CLIENTS, CONSUMERS, RUN_S_MAX, TIMER_KEYS, command_of, run
 from tests.cluster.harness import until
 from tests.service.playing import PINGS, play
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-JAVA = ["java", "-cp", "{built}:" + str(HERE / "java/target/dependency/*")]
-CLIENTS = {
-    "go": (HERE / "go/bin/client", ["{built}"]),
-    "node": (HERE / "node/node_modules", ["node", str(HERE / "node/main.js")]),
-    "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Client"]),
-    "rust": (HERE / "rust/target/debug/client", ["{built}"]),
-}
-# The Python of `make proto`: it has gRPC and no DueMQ.
-PYTHON = ROOT / ".venv-proto/bin/python"
-CONSUMERS = {
-    "go": (HERE / "go/bin/consumer", ["{built}"]),
-    "node": (HERE / "node/node_modules", ["node", str(HERE / "node/consumer.js")]),
-    "java": (HERE / "java/target/client.jar", [*JAVA, "clienttest.Consumer"]),
-    "rust": (HERE / "rust/target/debug/consumer", ["{built}"]),
-    "python": (PYTHON, ["{built}", str(HERE / "python/consumer.py")]),
-}
-# Those that dial as the clients do.
-TLS_CONSUMERS = ["rust"]
-TIMER_KEYS = {
-    "node": (HERE / "node/node_modules", ["node", str(HERE / "node/timer_keys.js")]),
-    "python": (PYTHON, ["{built}", str(HERE / "python/timer_keys.py")]),
-}
-RUN_S_MAX = 60
+pytestmark = [pytest.mark.toolchain, pytest.mark.cluster]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), brokers=2) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ca(tmp_path_factory):
-    return authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def tls_cluster(tmp_path_factory, ca):
-    """Speaks TLS only, and serves nobody without a certificate."""
-    tls = certificate(ca, "server")
-    directory = tmp_path_factory.mktemp("tls-cluster")
-    with EmbeddedCluster(directory, brokers=1, tls=tls, verify_clients=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def stubs(tmp_path_factory):
-    """Python's, made here and now from protos/."""
-    directory = tmp_path_factory.mktemp("stubs")
-    if PYTHON.exists():
-        protos = sorted((ROOT / "protos/duemq/v1").glob("*.proto"))
-        command = [PYTHON, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
-        command += [f"--python_out={directory}", f"--grpc_python_out={directory}", *protos]
-        subprocess.run(command, check=True, timeout=RUN_S_MAX)
-    return directory
-
-
-def command_of(language, programs):
-    built, command = programs[language]
-    if not built.exists():
-        pytest.skip(f"the {language} client is not built: make clients")
-    command = [part.format(built=built) for part in command]
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not on the PATH")
-    return command
-
-
-def run(command, *arguments, **environment):
-    return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S_MAX,
-        check=False,
-        env=os.environ | environment,
-    )
-
-
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CLIENTS)
 def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
     command = command_of(language, CLIENTS)
@@ -115,41 +32,6 @@ def test_a_generated_client_sends_delays_cancels_and_pulls(language, cluster):
     assert json.loads(done.stdout) == {"ok": True, "records": 4, "refused": refused}
 
 
-def variables_of(tls):
-    return {"DUEMQ_TLS_CA": tls.ca, "DUEMQ_TLS_CERT": tls.cert, "DUEMQ_TLS_KEY": tls.key}
-
-
-@needs_openssl
-@pytest.mark.toolchain
-@pytest.mark.cluster
-@pytest.mark.parametrize("language", CLIENTS)
-def test_a_generated_client_speaks_tls(language, tls_cluster, ca):
-    command = command_of(language, CLIENTS)
-    mine = certificate(ca, f"{language}-client", san="DNS:client")
-    done = run(command, tls_cluster.nameserver, f"clients-{language}", **variables_of(mine))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ok"]
-
-
-@needs_openssl
-@pytest.mark.toolchain
-@pytest.mark.cluster
-@pytest.mark.parametrize("language", TLS_CONSUMERS)
-def test_a_generated_consumer_speaks_tls(language, tls_cluster, ca):
-    command = command_of(language, CONSUMERS)
-    topic = group = f"tls-{language}"
-    mine = certificate(ca, f"{language}-consumer", san="DNS:consumer")
-    settings = ProducerSettings(client=ClientSettings(tls=mine))
-    with Producer(tls_cluster.nameserver, settings=settings) as producer:
-        producer.send(topic, b"fail")
-    # It comes again, through the group's %RETRY% topic.
-    done = run(command, tls_cluster.nameserver, group, topic, "1", **variables_of(mine))
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"body": "fail", "tag": "", "attempt": 1}
-
-
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", TIMER_KEYS)
 def test_a_generated_client_keeps_timers_under_keys(language, cluster, stubs):
     command = command_of(language, TIMER_KEYS)
@@ -165,8 +47,6 @@ def test_a_generated_client_keeps_timers_under_keys(language, cluster, stubs):
     assert (message.body, message.timer_key) == (b"fourth", "order-17")
 
 
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_commits_seeks_and_sends_back(language, cluster, stubs):
     command = command_of(language, CONSUMERS)
@@ -198,8 +78,6 @@ def test_a_generated_consumer_commits_seeks_and_sends_back(language, cluster, st
     assert consumed(15, "earliest") == [(body, 0) for body in first + second]
 
 
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_goes_on_in_a_topic_made_anew_with_more_queues_and_brokers(
     language, cluster, stubs
@@ -273,8 +151,6 @@ def late_nameserver(cluster):
         yield address
 
 
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_takes_no_broker_for_another(language, cluster, stubs):
     command = command_of(language, CONSUMERS)
@@ -337,8 +213,6 @@ def deaf_broker(cluster, broker):
         yield found
 
 
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_repeats_a_commit_though_nothing_new_comes(language, cluster, stubs):
     command = command_of(language, CONSUMERS)
@@ -354,8 +228,6 @@ def test_a_generated_consumer_repeats_a_commit_though_nothing_new_comes(language
         assert [each.offset for each in admin.describe_group(group).progress] == [2]
 
 
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_says_what_is_wrong(language, cluster, stubs):
     command = command_of(language, CONSUMERS)
@@ -364,8 +236,6 @@ def test_a_generated_consumer_says_what_is_wrong(language, cluster, stubs):
     assert "no-such-topic" in done.stderr
 
 
-@pytest.mark.toolchain
-@pytest.mark.cluster
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_has_more_queues_than_one_pull_takes(language, cluster, stubs):
     command = command_of(language, CONSUMERS)

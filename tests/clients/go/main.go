@@ -3,8 +3,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"math/rand"
@@ -12,12 +10,11 @@ import (
 	"strconv"
 	"time"
 
+	"clienttest/dial"
 	pb "clienttest/duemqv1"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -36,23 +33,8 @@ func require(condition bool, what string) {
 	}
 }
 
-// Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for.
-func transport() credentials.TransportCredentials {
-	authority := os.Getenv("DUEMQ_TLS_CA")
-	if authority == "" {
-		return insecure.NewCredentials()
-	}
-	pem, err := os.ReadFile(authority)
-	check(err)
-	trusted := x509.NewCertPool()
-	require(trusted.AppendCertsFromPEM(pem), "a certificate in DUEMQ_TLS_CA")
-	mine, err := tls.LoadX509KeyPair(os.Getenv("DUEMQ_TLS_CERT"), os.Getenv("DUEMQ_TLS_KEY"))
-	check(err)
-	return credentials.NewTLS(&tls.Config{RootCAs: trusted, Certificates: []tls.Certificate{mine}})
-}
-
-func dial(address string) *grpc.ClientConn {
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(transport()))
+func connect(address string) *grpc.ClientConn {
+	conn, err := dial.To(address)
 	check(err)
 	return conn
 }
@@ -66,10 +48,10 @@ func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 
-	cluster, err := pb.NewNameserverClient(dial(nameserver)).GetCluster(ctx, &pb.GetClusterRequest{})
+	cluster, err := pb.NewNameserverClient(connect(nameserver)).GetCluster(ctx, &pb.GetClusterRequest{})
 	check(err)
 	instance := cluster.Brokers[0]
-	conn := dial(instance.Address)
+	conn := connect(instance.Address)
 	broker := pb.NewBrokerClient(conn)
 	// Whom calls are for: another broker that has the address by now refuses them.
 	meant := func(storeID uint64) context.Context {
@@ -109,10 +91,10 @@ func main() {
 			shard = t
 		}
 	}
-	answer, err := pb.NewTimerClient(dial(shard.Address)).Cancel(ctx, &pb.CancelRequest{Handles: []*pb.TimerHandle{handle}})
+	answer, err := pb.NewTimerClient(connect(shard.Address)).Cancel(ctx, &pb.CancelRequest{Handles: []*pb.TimerHandle{handle}})
 	check(err)
 	require(answer.Results[0].Outcome == pb.CancelOutcome_CANCELLED, "CANCELLED")
-	inspector := pb.NewTimerInspectorClient(dial(shard.Address))
+	inspector := pb.NewTimerInspectorClient(connect(shard.Address))
 	found, err := inspector.GetTimers(ctx, &pb.GetTimersRequest{Handles: []*pb.TimerHandle{handle}})
 	check(err)
 	require(found.Timers[0].State == pb.TimerState_TIMER_CANCELLED, "TIMER_CANCELLED")

@@ -1,4 +1,4 @@
-// A DueMQ consumer with nothing but @grpc/grpc-js and protos/: copy it and begin.
+// A DueMQ consumer with nothing but @grpc/grpc-js and protos/: copy it, with dial.js, and begin.
 //
 //   node consumer.js NAMESERVER GROUP TOPIC COUNT [earliest]
 //
@@ -11,6 +11,8 @@ import loader from "@grpc/proto-loader";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
+import { dial } from "./dial.js";
+
 const WAIT_MS = 15_000; // how long a broker may park a pull that finds nothing; at most 30,000
 const TURN_MS = 500; // the same where pulls take turns
 const PULL_QUEUES = 1_024; // in a pull at most; a topic may have so many on a broker, and there is %RETRY%
@@ -18,7 +20,6 @@ const TIMEOUT_MS = 20_000; // of a call: longer than WAIT_MS
 const ROUTE_MS = 5_000; // how often to ask for brokers, addresses and queues that are new
 const RETRY_DELAY_MS = 1_000;
 const BACKOFF_MS = 500;
-const OPTIONS = { "grpc.max_receive_message_length": 16 << 20 }; // a pull answers up to 8 MiB
 // The topic was deleted, and perhaps made anew: what is known of its queues is over.
 const GONE = new Set(["TOPIC_NOT_FOUND", "TOPIC_REPLACED"]);
 
@@ -31,7 +32,7 @@ const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 
 // `storeId`: whom the address belongs to, as the route tells; another broker that has it by now refuses every call.
 function client(Service, address, storeId = "0") {
-  const stub = new Service(address, grpc.credentials.createInsecure(), OPTIONS);
+  const stub = dial(Service, address);
   const metadata = new grpc.Metadata();
   if (storeId !== "0") metadata.set("duemq-store-id", storeId);
   const call = (method, request) => new Promise((resolve, reject) => {

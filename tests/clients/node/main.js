@@ -3,8 +3,9 @@ import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
 import { strict as assert } from "node:assert";
 import { randomInt } from "node:crypto";
-import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
+
+import { dial } from "./dial.js";
 
 const [nameserver, topic] = process.argv.slice(2);
 const protos = fileURLToPath(new URL("../../../protos", import.meta.url));
@@ -14,13 +15,9 @@ const definition = loader.loadSync(names.map((n) => `duemq/v1/${n}.proto`), {
 });
 const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 
-// Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for.
-const [ca, key, cert] = ["CA", "KEY", "CERT"].map((n) => process.env[`DUEMQ_TLS_${n}`]).map((f) => f && readFileSync(f));
-const credentials = ca ? grpc.credentials.createSsl(ca, key, cert) : grpc.credentials.createInsecure();
-
 // `storeId`: whom the calls are for; another broker that has the address by now refuses them.
 function client(Service, address, storeId) {
-  const stub = new Service(address, credentials);
+  const stub = dial(Service, address);
   const metadata = new grpc.Metadata();
   if (storeId) metadata.set("duemq-store-id", storeId);
   return (method, request) => new Promise((resolve, reject) => {

@@ -6,6 +6,8 @@ import { randomBytes } from "node:crypto";
 import { fileURLToPath } from "node:url";
 import { crc32 } from "node:zlib";
 
+import { dial } from "./dial.js";
+
 const [nameserver, topic] = process.argv.slice(2);
 const protos = fileURLToPath(new URL("../../../protos", import.meta.url));
 const definition = loader.loadSync(["nameserver", "timer"].map((n) => `duemq/v1/${n}.proto`), {
@@ -14,7 +16,7 @@ const definition = loader.loadSync(["nameserver", "timer"].map((n) => `duemq/v1/
 const { duemq: { v1 } } = grpc.loadPackageDefinition(definition);
 
 function client(Service, address) {
-  const stub = new Service(address, grpc.credentials.createInsecure());
+  const stub = dial(Service, address);
   return (method, request) => new Promise((resolve, reject) => {
     const deadline = Date.now() + 30_000;
     stub[method](request, new grpc.Metadata(), { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));

@@ -1,4 +1,5 @@
-"""A DueMQ consumer with nothing but grpcio and what protoc made of protos/: copy it and begin.
+"""A DueMQ consumer with nothing but grpcio and what protoc made of protos/: copy it, with
+dial.py, and begin.
 
     consumer.py NAMESERVER GROUP TOPIC COUNT [earliest]
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from dial import dial
 from google.protobuf.message import Message
 
 from duemq.v1 import broker_pb2, error_pb2, message_pb2, nameserver_pb2
@@ -33,7 +35,6 @@ TIMEOUT_S = 20  # of a call: longer than WAIT_MS
 ROUTE_S = 5  # how often to ask for brokers, addresses and queues that are new
 RETRY_DELAY_MS = 1_000
 BACKOFF_S = 0.5
-OPTIONS = [("grpc.max_receive_message_length", 16 << 20)]  # a pull answers up to 8 MiB
 # The topic was deleted, and perhaps made anew: what is known of its queues is over.
 GONE = {error_pb2.TOPIC_NOT_FOUND, error_pb2.TOPIC_REPLACED}
 
@@ -107,7 +108,7 @@ class BrokerLoop(threading.Thread):
         if route.address != self.address:
             if self.channel is not None:
                 self.channel.close()
-            self.channel = grpc.insecure_channel(route.address, OPTIONS)
+            self.channel = dial(route.address)
             self.broker, self.address = BrokerStub(self.channel), route.address
         self.assign()
         self.followed = route
@@ -279,7 +280,7 @@ def describe(error: grpc.RpcError) -> str:
 def main() -> None:
     nameserver, group, topic, count = sys.argv[1:5]
     earliest = sys.argv[5:] == ["earliest"]
-    names = NameserverStub(grpc.insecure_channel(nameserver))
+    names = NameserverStub(dial(nameserver))
     request = nameserver_pb2.GetRouteRequest(topic=topic)
     done = Countdown(int(count))
     loops: dict[str, BrokerLoop] = {}  # by broker

@@ -1,4 +1,5 @@
-"""Timers under keys, with nothing but grpcio and what protoc made of protos/: copy it and begin.
+"""Timers under keys, with nothing but grpcio and what protoc made of protos/: copy it, with
+dial.py, and begin.
 
     timer_keys.py NAMESERVER TOPIC
 
@@ -11,7 +12,7 @@ import sys
 import time
 from zlib import crc32
 
-import grpc
+from dial import dial
 
 from duemq.v1 import message_pb2, nameserver_pb2, timer_pb2
 from duemq.v1.nameserver_pb2_grpc import NameserverStub
@@ -23,12 +24,12 @@ KEY = "order-17"
 
 def shard_of(nameserver: str, topic: str, key: str) -> TimerStub:
     """The shard that keeps a key: CRC-32 of topic, a zero byte and key, modulo the shards."""
-    stub = NameserverStub(grpc.insecure_channel(nameserver))
+    stub = NameserverStub(dial(nameserver))
     timers = stub.GetCluster(nameserver_pb2.GetClusterRequest(), timeout=TIMEOUT_S).timers
     shards = timers[0].key_shards or timers[0].shards
     number = crc32(f"{topic}\0{key}".encode()) % shards
     [address] = [each.address for each in timers if each.shard == number]
-    return TimerStub(grpc.insecure_channel(address))
+    return TimerStub(dial(address))
 
 
 def request(topic: str, body: str, delay_ms: int, **more: bool) -> timer_pb2.ScheduleRequest:

@@ -1,4 +1,5 @@
-// A DueMQ consumer with nothing but google.golang.org/grpc and what protoc made of protos/: copy it and begin.
+// A DueMQ consumer with nothing but google.golang.org/grpc and what protoc made of protos/: copy it, with ../dial, and
+// begin.
 //
 //	consumer NAMESERVER GROUP TOPIC COUNT [earliest]
 //
@@ -19,10 +20,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"clienttest/dial"
 	pb "clienttest/duemqv1"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -36,7 +37,6 @@ const (
 	routeEvery   = 5 * time.Second  // how often to ask for brokers, addresses and queues that are new
 	retryDelayMs = 1_000
 	backoff      = 500 * time.Millisecond
-	answerBytes  = 16 << 20 // a pull answers up to 8 MiB
 )
 
 // A broker refuses for good; the same request would be refused again.
@@ -117,11 +117,14 @@ func (l *brokerLoop) follow(route *pb.BrokerQueues) error {
 		return nil
 	}
 	if route.Address != l.address {
+		conn, err := dial.To(route.Address)
+		if err != nil {
+			return err
+		}
 		if l.conn != nil {
 			l.conn.Close()
 		}
-		l.conn = dial(route.Address)
-		l.address, l.broker = route.Address, pb.NewBrokerClient(l.conn)
+		l.conn, l.address, l.broker = conn, route.Address, pb.NewBrokerClient(conn)
 	}
 	l.storeID = route.StoreId
 	if err := l.assign(); err != nil {
@@ -342,13 +345,6 @@ func describe(err error) string {
 	return status.Code(err).String() + ": " + status.Convert(err).Message()
 }
 
-func dial(address string) *grpc.ClientConn {
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerBytes)))
-	exitOn(err)
-	return conn
-}
-
 func exitOn(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -361,7 +357,9 @@ func main() {
 	left, err := strconv.Atoi(os.Args[4])
 	exitOn(err)
 	earliest := len(os.Args) > 5 && os.Args[5] == "earliest"
-	names := pb.NewNameserverClient(dial(nameserver))
+	conn, err := dial.To(nameserver)
+	exitOn(err)
+	names := pb.NewNameserverClient(conn)
 	processed := make(chan int)
 	loops := map[string]*brokerLoop{} // by broker
 	follow := func() {

@@ -3,17 +3,12 @@ package clienttest;
 import duemq.v1.*;
 import duemq.v1.Record;
 import com.google.protobuf.ByteString;
-import io.grpc.ChannelCredentials;
 import io.grpc.ClientInterceptor;
-import io.grpc.Grpc;
-import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
-import io.grpc.TlsChannelCredentials;
 import io.grpc.stub.MetadataUtils;
-import java.io.File;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -30,18 +25,8 @@ public final class Client {
     private static final Metadata.Key<String> STORE_ID =
             Metadata.Key.of("duemq-store-id", Metadata.ASCII_STRING_MARSHALLER);
 
-    /** Of a cluster that speaks TLS: whom to trust, and what to show where certificates are asked for. */
-    private static ChannelCredentials credentials() throws IOException {
-        String authority = System.getenv("DUEMQ_TLS_CA");
-        if (authority == null) return InsecureChannelCredentials.create();
-        return TlsChannelCredentials.newBuilder()
-                .trustManager(new File(authority))
-                .keyManager(new File(System.getenv("DUEMQ_TLS_CERT")), new File(System.getenv("DUEMQ_TLS_KEY")))
-                .build();
-    }
-
     private static ManagedChannel dial(String address) throws IOException {
-        ManagedChannel channel = Grpc.newChannelBuilder(address, credentials()).build();
+        ManagedChannel channel = Dialer.dial(address);
         CHANNELS.add(channel);
         return channel;
     }

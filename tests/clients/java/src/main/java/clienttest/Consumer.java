@@ -4,10 +4,10 @@ import duemq.v1.*;
 import duemq.v1.Error;
 import duemq.v1.Record;
 import io.grpc.ManagedChannel;
-import io.grpc.ManagedChannelBuilder;
 import io.grpc.Metadata;
 import io.grpc.StatusRuntimeException;
 import io.grpc.stub.MetadataUtils;
+import java.io.IOException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -18,7 +18,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A DueMQ consumer with nothing but grpc-java and what protoc made of protos/: copy it and begin.
+ * A DueMQ consumer with nothing but grpc-java and what protoc made of protos/: copy it, with Dialer, and begin.
  *
  * <pre>Consumer NAMESERVER GROUP TOPIC COUNT [earliest]</pre>
  *
@@ -35,7 +35,6 @@ public final class Consumer implements Runnable {
     private static final int ROUTE_MS = 5_000; // how often to ask for brokers, addresses and queues that are new
     private static final long RETRY_DELAY_MS = 1_000;
     private static final long BACKOFF_MS = 500;
-    private static final int ANSWER_BYTES = 16 << 20; // a pull answers up to 8 MiB
     private static final Metadata.Key<String> STORE_ID =
             Metadata.Key.of("duemq-store-id", Metadata.ASCII_STRING_MARSHALLER);
 
@@ -110,7 +109,7 @@ public final class Consumer implements Runnable {
                     Thread.sleep(BACKOFF_MS);
                 }
             }
-        } catch (Refused | InterruptedException e) {
+        } catch (Refused | IOException | InterruptedException e) { // IOException: files of certificates
             done.end(e.getMessage());
         }
     }
@@ -122,11 +121,12 @@ public final class Consumer implements Runnable {
     }
 
     /** Does what is new in a route: an address where another replica leads, more queues. */
-    private void follow(BrokerQueues route) {
+    private void follow(BrokerQueues route) throws IOException {
         if (route.equals(followed)) return;
         if (!route.getAddress().equals(address)) {
+            ManagedChannel dialed = Dialer.dial(route.getAddress());
             if (channel != null) channel.shutdownNow();
-            channel = dial(route.getAddress());
+            channel = dialed;
             address = route.getAddress();
         }
         meant = new Metadata();
@@ -293,14 +293,10 @@ public final class Consumer implements Runnable {
         }
     }
 
-    private static ManagedChannel dial(String address) {
-        return ManagedChannelBuilder.forTarget(address).usePlaintext().maxInboundMessageSize(ANSWER_BYTES).build();
-    }
-
-    public static void main(String[] args) throws InterruptedException {
+    public static void main(String[] args) throws InterruptedException, IOException {
         boolean earliest = args.length > 4 && args[4].equals("earliest");
         Countdown done = new Countdown(Integer.parseInt(args[3]));
-        ManagedChannel names = dial(args[0]);
+        ManagedChannel names = Dialer.dial(args[0]);
         Map<String, Consumer> consumers = new HashMap<>(); // by broker
         do {
             try {

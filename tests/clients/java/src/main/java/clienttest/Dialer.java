@@ -1,0 +1,42 @@
+package clienttest;
+
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.TlsChannelCredentials;
+import java.io.File;
+import java.io.IOException;
+
+/** Connects to the servers of a cluster: to be copied with what needs it. */
+final class Dialer {
+    private static final int ANSWER_BYTES = 16 << 20; // a pull answers up to 8 MiB; gRPC alone takes 4
+
+    private Dialer() {}
+
+    /** Connects to host:port when something is called, and again after a connection broke. */
+    static ManagedChannel dial(String address) throws IOException {
+        return Grpc.newChannelBuilder(address, credentials()).maxInboundMessageSize(ANSWER_BYTES).build();
+    }
+
+    /**
+     * TLS if DUEMQ_TLS_CA names whom to trust. DUEMQ_TLS_CERT and DUEMQ_TLS_KEY are shown where certificates are asked
+     * for: by their names servers know who calls, and what they may do.
+     */
+    private static ChannelCredentials credentials() throws IOException {
+        if (!isSet("DUEMQ_TLS_CA")) return InsecureChannelCredentials.create();
+        var tls = TlsChannelCredentials.newBuilder().trustManager(file("DUEMQ_TLS_CA"));
+        if (isSet("DUEMQ_TLS_CERT")) tls.keyManager(file("DUEMQ_TLS_CERT"), file("DUEMQ_TLS_KEY"));
+        return tls.build();
+    }
+
+    private static boolean isSet(String variable) {
+        String value = System.getenv(variable);
+        return value != null && !value.isEmpty();
+    }
+
+    private static File file(String variable) throws IOException {
+        if (!isSet(variable)) throw new IOException(variable + " is not set");
+        return new File(System.getenv(variable));
+    }
+}
