@@ -4,21 +4,16 @@ import json
 import os
 import subprocess
 import threading
-from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-import grpc
 import pytest
 
 from duemq import Admin, Producer, PullConsumer
 from duemq.errors import GroupNotFound
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.transport import channel
-from duemq.v1 import broker_pb2, nameserver_pb2
-from duemq.v1.stubs import BrokerStub, NameserverStub
+from tests.clients.played import deaf_broker, late_nameserver
 from tests.clients.programs import CLIENTS, CONSUMERS, RUN_S_MAX, TIMER_KEYS, command_of, run
 from tests.cluster.harness import until
-from tests.service.playing import PINGS, play
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.cluster]
 
@@ -115,42 +110,6 @@ def test_a_generated_consumer_goes_on_in_a_topic_made_anew_with_more_queues_and_
     assert sorted(seen) == [*bodies, "old"]
 
 
-class Late:
-    """A nameserver that has all brokers of a topic at one address when it is asked first."""
-
-    def __init__(self, names):
-        self._names, self._asked = names, 0
-
-    def GetRoute(self, request, context):
-        route = self._names.GetRoute(request, timeout=RUN_S_MAX)
-        self._asked += 1
-        if self._asked == 1:
-            for served in route.brokers:
-                served.address = route.brokers[0].address
-        return route
-
-
-@contextmanager
-def played(player, file):
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=2), options=PINGS)
-    play(player, server, file)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(grace=None).wait()
-
-
-@contextmanager
-def late_nameserver(cluster):
-    with (
-        channel.connect_blocking(cluster.nameserver, None) as connection,
-        played(Late(NameserverStub(connection)), nameserver_pb2.DESCRIPTOR) as address,
-    ):
-        yield address
-
-
 @pytest.mark.parametrize("language", CONSUMERS)
 def test_a_generated_consumer_takes_no_broker_for_another(language, cluster, stubs):
     command = command_of(language, CONSUMERS)
@@ -166,51 +125,6 @@ def test_a_generated_consumer_takes_no_broker_for_another(language, cluster, stu
     assert done.returncode == 0, done.stderr
     assert sorted(json.loads(line)["body"] for line in done.stdout.splitlines()) == bodies
     assert "store_id: this broker has" in done.stderr  # it was refused, and asked again
-
-
-class Deaf:
-    """In front of a broker: it does not hear the first commit, as where a connection breaks."""
-
-    def __init__(self, broker):
-        self._broker, self._asked = broker, 0
-
-    def GetOffsets(self, request, context):
-        return self._broker.GetOffsets(request, timeout=RUN_S_MAX)
-
-    def Pull(self, request, context):
-        request.wait_ms = 100  # nothing waits any more when the test is over
-        return self._broker.Pull(request, timeout=RUN_S_MAX)
-
-    def CommitOffsets(self, request, context):
-        self._asked += 1
-        if self._asked == 1:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "not heard")
-        return self._broker.CommitOffsets(request, timeout=RUN_S_MAX)
-
-
-class Redirecting:
-    """A nameserver that knows one address."""
-
-    def __init__(self, names, address):
-        self._names, self._address = names, address
-
-    def GetRoute(self, request, context):
-        route = self._names.GetRoute(request, timeout=RUN_S_MAX)
-        for served in route.brokers:
-            served.address = self._address
-        return route
-
-
-@contextmanager
-def deaf_broker(cluster, broker):
-    """The nameserver of a cluster with one broker that does not hear the first commit."""
-    with (
-        channel.connect_blocking(cluster.nameserver, None) as names,
-        channel.connect_blocking(cluster.address(broker), None) as connection,
-        played(Deaf(BrokerStub(connection)), broker_pb2.DESCRIPTOR) as address,
-        played(Redirecting(NameserverStub(names), address), nameserver_pb2.DESCRIPTOR) as found,
-    ):
-        yield found
 
 
 @pytest.mark.parametrize("language", CONSUMERS)

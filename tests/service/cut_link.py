@@ -37,6 +37,13 @@ class Link:
         if back:
             self._back.clear()
 
+    def lose(self) -> None:
+        """What is connected stays so, and nothing goes through it ever again; new connections are
+        whole."""
+        self.swallow()
+        self._there, self._back = asyncio.Event(), asyncio.Event()
+        self.heal()
+
     def heal(self) -> None:
         """Everything goes through again, also what was kept back."""
         self._refuses = False

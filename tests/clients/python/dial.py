@@ -7,6 +7,17 @@ import grpc
 
 OPTIONS = [
     ("grpc.max_receive_message_length", 16 << 20),  # a pull answers up to 8 MiB; gRPC alone takes 4
+    # A server that vanished without a word is noticed by its silence: not by calls, whose deadline
+    # leaves the connection as it is.  Servers take pings 1.25 s apart.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # else a minute, whatever the option above says
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Between attempts; by itself gRPC waits for up to two minutes, as an outage lasts.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # of one attempt
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 

@@ -107,6 +107,7 @@ public final class Consumer implements Runnable {
                 } catch (StatusRuntimeException e) { // the call as a whole failed; all of this may be repeated
                     System.err.println(e.getStatus()); // trailer `duemq-error-bin` holds a whole duemq.v1.Error
                     Thread.sleep(BACKOFF_MS);
+                    channel.resetConnectBackoff();
                 }
             }
         } catch (Refused | IOException | InterruptedException e) { // IOException: files of certificates
@@ -315,6 +316,7 @@ public final class Consumer implements Runnable {
                 }
             } catch (StatusRuntimeException e) {
                 if (consumers.isEmpty()) throw e; // else go on with what is known
+                names.resetConnectBackoff();
             }
         } while (!done.ended.await(ROUTE_MS, TimeUnit.MILLISECONDS));
         if (done.why != null) System.err.println(done.why);
