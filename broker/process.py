@@ -41,7 +41,7 @@ from duemq_server.broker.edge import (
 from duemq_server.broker.edge.admin_servicer import About, AdminServicer
 from duemq_server.broker.edge.broker_servicer import BrokerServicer, OnlyMeant
 from duemq_server.broker.edge.commits import Commits
-from duemq_server.broker.edge.coordinator_servicer import CoordinatorServicer
+from duemq_server.broker.edge.coordinator_servicer import CoordinatorServicer, FromOutside
 from duemq_server.broker.edge.group_admin_servicer import GroupAdminServicer
 from duemq_server.broker.edge.group_metrics import GroupCollector
 from duemq_server.broker.edge.message_admin_servicer import MessageAdminServicer
@@ -276,7 +276,13 @@ class Broker:
             (message_admin_servicer.SERVICE, self._messages, None),
             (timer_admin_servicer.SERVICE, timers, None),
         ):
-            server.add(service, OnlyMeant(servicer, timers), overrides)
+            outside = FromOutside(self._groups) if servicer is self._groups else servicer
+            server.add(
+                service,
+                OnlyMeant(servicer, timers),
+                overrides,
+                outside=OnlyMeant(outside, timers),
+            )
 
     def _choose_group_store(self) -> GroupFile | GroupLog:
         data_dir, store = self.settings.data_dir, self.store
@@ -301,6 +307,7 @@ class Broker:
         return nameserver_pb2.BrokerReport(
             name=self.settings.name,
             address=self.server.advertised,
+            external_address=self.settings.external_advertised or self.server.external_address,
             store_id=self._opened.store_id,
             topics=[
                 nameserver_pb2.TopicQueues(

@@ -13,6 +13,7 @@ import asyncio
 
 from duemq_server.nameserver.clock import SteadyClock
 from duemq_server.nameserver.edge.metrics import expose
+from duemq_server.nameserver.edge.outside_servicer import OutsideServicer
 from duemq_server.nameserver.edge.servicer import OVERRIDES, SERVICE, NameserverServicer
 from duemq_server.nameserver.expiry import Expiry
 from duemq_server.nameserver.registry import Registry
@@ -36,8 +37,10 @@ class Nameserver:
             self.registry, self._now_ms, settings.watchers_max, self.server.unsent
         )
         self._looks = Expiry(self.registry, self._servicer, self._now_ms, self.server.ready)
+        self._servicer.tells_outside = bool(settings.external_listen)
         expose(self.registry, self._servicer, self.server.registry)
-        self.server.add(SERVICE, self._servicer, OVERRIDES)
+        outside = OutsideServicer(self.registry, self._servicer)
+        self.server.add(SERVICE, self._servicer, OVERRIDES, outside=outside)
 
     async def start(self, *, announced: bool = True) -> None:
         """Serves.  Raises OSError."""

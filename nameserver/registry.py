@@ -190,6 +190,11 @@ class Registry:
             self._routes.replace(known.report if known else None, report)
         return True
 
+    def is_reached(self, report: Report) -> bool:
+        """Whether one of the report's name is not known, or has an external address."""
+        known = self._instances.get(_Key(type(report), report.name))
+        return known is None or bool(known.report.external_address)
+
     def log_end(self, store_id: int) -> int:
         """Where the store's log ended as its broker said last; 0: it never did."""
         return self._log_ends.get(store_id, 0)

@@ -58,6 +58,8 @@ class BrokerReport:
     epoch: int = 0
     log_end: int = field(default=0, compare=False)
     """How far the store's log goes, which nobody watches; 0: it does not say."""
+    external_address: str = ""
+    """Where clients outside reach it; empty: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class TimerReport:
     replicas: tuple[ReplicaReport, ...] = ()
     epoch: int = 0
     key_shards: int = 0
+    external_address: str = ""
+    """As a broker's."""
 
 
 Report = BrokerReport | TimerReport

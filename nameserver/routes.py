@@ -33,6 +33,8 @@ class Served:
     topic_id: int = 0
     store_id: int = 0
     """Whom the address belongs to; 0: not told."""
+    external_address: str = ""
+    """Where clients outside reach it; empty: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def _served(report: Report | None) -> dict[str, Served]:
             one.writable,
             one.topic_id,
             report.store_id,
+            report.external_address,
         )
         for one in report.topics
     }
@@ -147,7 +150,8 @@ def _route_bytes(report: Report | None) -> int:
     replicas = sum(len(one.name) + len(one.address) + each for one in report.replicas)
     if not isinstance(report, BrokerReport):
         return replicas
-    each = len(report.name) + len(report.address) + _SERVED_BYTES
+    address = max(len(report.address), len(report.external_address))  # each is told elsewhere
+    each = len(report.name) + address + _SERVED_BYTES
     if report.store_id:
         each += _STORE_ID_BYTES
     told = sum(_TOPIC_ID_BYTES for one in report.topics if one.topic_id)

@@ -124,6 +124,11 @@ class ReplicaSettings(MemberSettings):
         return self.lease_store.startswith("etcd:") and "https://" in self.lease_store
 
     @property
+    def own_name(self) -> str:
+        """Of this process alone."""
+        return f"{self.name}/{self.replica}" if self.replica else self.name
+
+    @property
     def replicated(self) -> bool:
         """Whether this process is one of a group."""
         return bool(self.replica)

@@ -24,17 +24,10 @@ Codec: TypeAlias = tuple[Callable[[bytes], Any], Callable[[Any], bytes]]
 made it takes its share of `Server.unsent`."""
 
 
-def add_service(
-    server: grpc.aio.Server,
-    service: ServiceDescriptor,
-    servicer: object,
-    overrides: Mapping[str, Codec] | None = None,
-    metrics: RpcMetrics | None = None,
-    unsent: Unsent | None = None,
-    permissions: Permissions | None = None,
+def add_handlers(
+    server: grpc.aio.Server, service: ServiceDescriptor, handlers: Mapping[str, RpcMethodHandler]
 ) -> None:
-    """Serves `service` by `method_handlers`."""
-    handlers = method_handlers(service, servicer, overrides, metrics, unsent, permissions)
+    """Serves `service` by what `method_handlers` made of it."""
     by_name = {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
     generic = grpc.method_handlers_generic_handler(service.full_name, by_name)
     server.add_generic_rpc_handlers((generic,))

@@ -2,6 +2,9 @@
 
 Bind, services (methods.py), health, reflection, metrics, drain.
 
+A second port, `external_listen`, has the same for clients that cannot reach the first, but for what
+`add` is told: one process, one set of limits, metrics and permissions, one drain.
+
 Health: the name "" tells that the process serves (liveness); a service's full name that it is ready
 for clients (readiness).  Clean stop, in this order: leave the nameservers (registration.py),
 `drain()` (health says NOT_SERVING, streams end), `stop()` (calls end), then the owner's last sync.
@@ -25,7 +28,7 @@ from duemq.transport.channel import (
     PING_TIMEOUT,
 )
 from duemq_server.serving import health
-from duemq_server.serving.methods import Codec, LaterServices, add_service, method_handlers
+from duemq_server.serving.methods import Codec, LaterServices, add_handlers, method_handlers
 from duemq_server.serving.metrics import MetricsPage, RpcMetrics, new_registry
 from duemq_server.serving.permissions.access import Permissions
 from duemq_server.serving.permissions.permissions_file import PermissionsFile
@@ -58,11 +61,13 @@ _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 UNSENT_CHECK_S = 1.0
 
 
-def announce(address: str, metrics_address: str = "") -> None:
+def announce(address: str, metrics_address: str = "", external_address: str = "") -> None:
     """Tells the starter of this process, on stdout, where it listens."""
     told = {"event": "listening", "address": address}
     if metrics_address:
         told["metrics"] = metrics_address
+    if external_address:
+        told["external"] = external_address
     print(json.dumps(told), flush=True)
 
 
@@ -81,6 +86,8 @@ class Server:
         """HOST:PORT listened on; known after `start()`."""
         self.advertised = ""
         """HOST:PORT for others; known after `start()`."""
+        self.external_address = ""
+        """HOST:PORT listened on for clients outside; known after `start()`; empty: off."""
         self.metrics_address = ""
         self.health_address = ""
         self._settings = settings
@@ -98,44 +105,55 @@ class Server:
         self._watching: list[asyncio.Task[None]] = []
         self._cannot_cut = False  # which is told once, and not at each look
         self._server = grpc.aio.server(options=list(OPTIONS))
+        self._external: grpc.aio.Server | None = None
+        if settings.external_listen:
+            self._external = grpc.aio.server(options=list(OPTIONS))
         self._health = health.Health()
         self._probes: grpc.aio.Server | None = None
         self._page: MetricsPage | None = None
         self._services: list[str] = []
-        self._later: LaterServices | None = None
+        self._later: dict[grpc.aio.Server, LaterServices] = {}
 
     def add(
         self,
         service: ServiceDescriptor,
         servicer: object,
         overrides: Mapping[str, Codec] | None = None,
+        *,
+        outside: object | None = None,
+        inside_only: bool = False,
     ) -> None:
-        """Serves `service`; see `add_service`.  It is NOT_SERVING until `ready()`."""
-        if self._later is not None and self._later.expects(service):
-            self._later.add(
-                method_handlers(
-                    service, servicer, overrides, self._metrics, self.unsent, self._permissions
-                )
+        """Serves `service`; see `method_handlers`.  It is NOT_SERVING until `ready()`.
+
+        `outside`: the servicer of the external port, where it is another one.  `inside_only`: it
+        has none there.
+        """
+        for server, one in ((self._server, servicer), (self._external, outside or servicer)):
+            if server is None or (inside_only and server is self._external):
+                continue
+            handlers = method_handlers(
+                service, one, overrides, self._metrics, self.unsent, self._permissions
             )
-            return
-        add_service(
-            self._server,
-            service,
-            servicer,
-            overrides,
-            self._metrics,
-            self.unsent,
-            self._permissions,
-        )
-        self._services.append(service.full_name)
+            later = self._later.get(server)
+            if later is not None and later.expects(service):
+                later.add(handlers)
+            else:
+                add_handlers(server, service, handlers)
+        if service.full_name not in self._services:
+            self._services.append(service.full_name)
 
     def expect(
         self, services: Sequence[ServiceDescriptor], refuse: Callable[[], DuemqError | None]
     ) -> None:
         """Before `start`: these come by `add` later.  Their calls get what `refuse` answers."""
-        self._later = LaterServices([each.full_name for each in services], refuse)
-        self._server.add_generic_rpc_handlers((self._later,))
-        self._services += self._later.names
+        names = [each.full_name for each in services]
+        for server in self._servers():
+            self._later[server] = LaterServices(names, refuse)
+            server.add_generic_rpc_handlers((self._later[server],))
+        self._services += names
+
+    def _servers(self) -> list[grpc.aio.Server]:
+        return [self._server] if self._external is None else [self._server, self._external]
 
     async def start(self, *, announced: bool = True) -> None:
         """Binds and serves.  Raises OSError if the address cannot be had."""
@@ -143,7 +161,9 @@ class Server:
         names = (*self._services, health.SERVICE.full_name, reflection.SERVICE_NAME)
         mirror = reflection.aio.ReflectionServicer(names)
         for service, servicer in ((health.SERVICE, self._health), (_REFLECTION, mirror)):
-            add_service(self._server, service, servicer, unsent=self.unsent)
+            handlers = method_handlers(service, servicer, unsent=self.unsent)
+            for server in self._servers():
+                add_handlers(server, service, handlers)
         for name in self._services:
             self._health.tell(name, serving=False)
         if self._settings.metrics_listen:
@@ -152,7 +172,8 @@ class Server:
         try:
             self._bind()
             await self._serve_probes()
-            await self._server.start()
+            for server in self._servers():
+                await server.start()
         except BaseException:
             await self._close_probes()
             await self._close_page()
@@ -163,8 +184,10 @@ class Server:
         ]
         self._health.tell("", serving=True)
         log.info("listening on %s, advertised as %s", self.address, self.advertised)
+        if self.external_address:
+            log.info("listening on %s for clients outside", self.external_address)
         if announced:
-            announce(self.address, self.metrics_address)
+            announce(self.address, self.metrics_address, self.external_address)
 
     def _bind(self) -> None:
         host, _ = check_address("listen", self._settings.listen, port_min=0)
@@ -176,6 +199,11 @@ class Server:
             log.warning(
                 "advertising %s: only this machine can reach it; see --advertise", self.address
             )
+        if self._external is not None:
+            listen = self._settings.external_listen
+            host, _ = check_address("external_listen", listen, port_min=0)
+            port = self._port(self._external, listen, self._settings.tls)
+            self.external_address = joined(host, port)
 
     def _port(self, server: grpc.aio.Server, listen: str, tls: Tls | None) -> int:
         try:
@@ -191,7 +219,9 @@ class Server:
         listen = self._settings.health_listen
         if listen:
             self._probes = grpc.aio.server(options=list(OPTIONS))
-            add_service(self._probes, health.SERVICE, self._health)
+            add_handlers(
+                self._probes, health.SERVICE, method_handlers(health.SERVICE, self._health)
+            )
             host, _ = check_address("health_listen", listen, port_min=0)
             self.health_address = joined(host, self._port(self._probes, listen, None))
             await self._probes.start()
@@ -210,7 +240,8 @@ class Server:
         """Takes no new calls; those that run may end within the drain timeout."""
         if not self.draining.is_set():
             self.drain()
-        await self._server.stop(self._settings.drain_timeout)
+        timeout_s = self._settings.drain_timeout
+        await asyncio.gather(*(server.stop(timeout_s) for server in self._servers()))
         await self._close_probes()
         for task in self._watching:
             task.cancel()

@@ -16,29 +16,24 @@ and the limit.
 import argparse
 import dataclasses
 import ipaddress
-import math
 import os
 import re
 import sys
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
 from duemq.errors import InvalidArgument
 from duemq.settings import Tls
+from duemq_server.serving.amounts import duration, size
 
 ENVIRONMENT_PREFIX = "DUEMQ_"
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
-_BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
-_AMOUNT = re.compile(r"\s*([+-]?[0-9]{1,400}(?:\.[0-9]{1,400})?)\s*([A-Za-z]*)\s*")
 
 S = TypeVar("S")
-N = TypeVar("N", int, float)  # seconds are float, bytes int
 
 
 def setting(
@@ -62,6 +57,11 @@ class ProcessSettings:
     listen: str = setting("127.0.0.1:0", "HOST:PORT to serve gRPC on; port 0: any free one")
     advertise: str = setting(
         "", "HOST:PORT by which others reach this process; empty: the address that it listens on"
+    )
+    external_listen: str = setting(
+        "",
+        "HOST:PORT of a second port, for clients that cannot reach the first: they are told"
+        " external addresses; empty: off",
     )
     metrics_listen: str = setting(
         "", "HOST:PORT to serve Prometheus metrics on (port 0: any free one); empty: off"
@@ -111,10 +111,9 @@ class ProcessSettings:
         check_address("listen", self.listen, port_min=0)
         if self.advertise and check_address("advertise", self.advertise)[0] in WILDCARDS:
             raise _wrong("advertise", self.advertise, "an address by which others reach this one")
-        if self.metrics_listen:
-            check_address("metrics_listen", self.metrics_listen, port_min=0)
-        if self.health_listen:
-            check_address("health_listen", self.health_listen, port_min=0)
+        for more in ("external_listen", "metrics_listen", "health_listen"):
+            if getattr(self, more):
+                check_address(more, getattr(self, more), port_min=0)
         self._check_tls()
 
     def _check_tls(self) -> None:
@@ -152,6 +151,12 @@ class MemberSettings(ProcessSettings):
     heartbeat_period: float = setting(
         10.0, "between two heartbeats to a nameserver", unit="s", minimum=0.05, maximum=600
     )
+    external_advertise: str = setting(
+        "",
+        "HOST:PORT by which clients outside reach external_listen, as nameservers tell them; or"
+        " NAME=HOST:PORT,… of several processes, of which each takes its own (a replica's NAME is"
+        " GROUP/REPLICA); empty: the address that it listens on",
+    )
     tracing: str = setting(
         "off",
         "where spans go: to the %TRACE% topic, or to an OTLP collector set up by OTEL_ variables",
@@ -168,6 +173,37 @@ class MemberSettings(ProcessSettings):
             raise InvalidArgument("nameservers must name at least one", field="nameservers")
         for address in self.nameservers:
             check_address("nameservers", address)
+        self._check_external()
+
+    def _check_external(self) -> None:
+        given = self.external_advertise
+        if given and not self.external_listen:
+            raise InvalidArgument(
+                "external_listen must be given with external_advertise", field="external_listen"
+            )
+        told = self.external_advertised
+        if told:
+            check_address("external_advertise", told)
+        elif given:
+            raise _wrong("external_advertise", given, f"{self.own_name}=HOST:PORT among others")
+        told = told or self.external_listen
+        if told and check_address("external_advertise", told, port_min=0)[0] in WILDCARDS:
+            limit = "an address by which clients outside reach this process"
+            raise _wrong("external_advertise", given, limit)
+
+    @property
+    def own_name(self) -> str:
+        """Of this process alone."""
+        return self.name
+
+    @property
+    def external_advertised(self) -> str:
+        """What `external_advertise` says of this process; empty: nothing."""
+        given = self.external_advertise
+        if "=" not in given:
+            return given
+        each = (part.strip().partition("=") for part in given.split(","))
+        return {name: address for name, _, address in each}.get(self.own_name, "")
 
 
 def load(
@@ -253,40 +289,6 @@ def check_name(field: str, name: str) -> None:
     """Checks the name of an instance: 1 to 127 of A-Z a-z 0-9 _ . -"""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,127}", name):
         raise _wrong(field, name, "1 to 127 of A-Z a-z 0-9 _ . -")
-
-
-def duration(text: str | float) -> float:
-    """Seconds from `10`, `"500ms"`, `"10s"`, `"5m"`, `"1h"` or `"3d"`; raises ValueError."""
-    if (
-        isinstance(text, int | float)
-        and not isinstance(text, bool)
-        and abs(text) <= sys.float_info.max  # TOML knows inf and nan
-    ):
-        return float(text)
-    return _amount(text, _SECONDS, "a duration such as 500ms, 10s, 5m, 1h or 3d")
-
-
-def size(text: str | int) -> int:
-    """Whole bytes of `4096`, `"64KiB"`, `"4MiB"`, `"18.8GiB"` or `"2TiB"`; raises ValueError."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    number, unit = _parts(text, _BYTES, "a size such as 4096, 64KiB, 4MiB or 1GiB")
-    return math.floor(Fraction(number) * unit)  # a float would round up what is just below
-
-
-def _amount(text: object, units: Mapping[str, float], expected: str) -> float:
-    number, unit = _parts(text, units, expected)
-    return float(number) * unit
-
-
-def _parts(text: object, units: Mapping[str, N], expected: str) -> tuple[str, N]:
-    """Number and unit, whose product is finite.  Raises ValueError."""
-    match = _AMOUNT.fullmatch(text) if isinstance(text, str) else None
-    if match is None or match[2] not in units:
-        raise ValueError(expected)
-    if not math.isfinite(float(match[1]) * units[match[2]]):
-        raise ValueError(expected)
-    return match[1], units[match[2]]
 
 
 def _range(lowest: float | None, highest: float | None) -> str:

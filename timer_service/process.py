@@ -235,6 +235,7 @@ class TimerService:
         return nameserver_pb2.TimerReport(
             name=self.settings.name,
             address=self.server.advertised,
+            external_address=self.settings.external_advertised or self.server.external_address,
             shard=self.settings.shard,
             shards=self.settings.shards,
             store_id=self._store_id,

@@ -136,9 +136,15 @@ class CoordinatorServicer:
 
     async def Join(self, requests: AsyncIterator[group_pb2.MemberEvent], context: Any) -> None:
         """A member's life, or the part of it that goes over one stream."""
+        await self.join(requests, context, outside=False)
+
+    async def join(
+        self, requests: AsyncIterator[group_pb2.MemberEvent], context: Any, *, outside: bool
+    ) -> None:
+        """As Join; `outside`: through the external port, whose members are told its addresses."""
         hello = await messages.hello_of(await first_event(requests))
         key = (hello.group, hello.member_id)
-        session = Session(hello.incarnation)
+        session = Session(hello.incarnation, outside=outside)
         try:
             await self._joined(hello, session, context)
             # They end the stream through the outbox: a write under way must not be cancelled.
@@ -160,7 +166,8 @@ class CoordinatorServicer:
         try:
             await self._rebalancer.done(lambda _: self._enter(hello, session), hello.group)
         except NotCoordinator as error:
-            await context.write(messages.elsewhere(error, error.limit, self._routes))
+            moved = messages.elsewhere(error, error.limit, self._routes, outside=session.outside)
+            await context.write(moved)
             raise
 
     async def _enter(self, hello: Hello, session: Session) -> None:
@@ -292,6 +299,19 @@ class CoordinatorServicer:
 
     def _known(self) -> set[str]:
         return {*self._offsets.groups(), *self._put_groups()}
+
+
+class FromOutside:
+    """The same GroupCoordinator, for members that come through the external port."""
+
+    def __init__(self, groups: CoordinatorServicer) -> None:
+        self._groups = groups
+        self.ListGroups = groups.ListGroups
+        self.DescribeGroup = groups.DescribeGroup
+
+    async def Join(self, requests: AsyncIterator[group_pb2.MemberEvent], context: Any) -> None:
+        """A member's life, or the part of it that goes over one stream."""
+        await self._groups.join(requests, context, outside=True)
 
 
 def steady_clock() -> Callable[[], int]:

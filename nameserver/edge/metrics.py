@@ -7,6 +7,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from duemq_server.nameserver.edge.servicer import NameserverServicer
+from duemq_server.nameserver.outside import unreachable
 from duemq_server.nameserver.registry import Registry
 
 
@@ -28,6 +29,15 @@ class _Collector(Collector):
         lost.add_metric(("broker",), sum(not one.forgotten for one in self._registry.lost_brokers))
         lost.add_metric(("timer",), sum(not one.forgotten for one in self._registry.lost_timers))
         yield lost
+        if self._servicer.tells_outside:
+            hidden = GaugeMetricFamily(
+                "duemq_nameserver_without_external_address",
+                "Live instances that have told none, so that clients outside take them for lost",
+                labels=("kind",),
+            )
+            hidden.add_metric(("broker",), len(unreachable(self._registry.brokers)))
+            hidden.add_metric(("timer",), len(unreachable(self._registry.timers)))
+            yield hidden
         yield GaugeMetricFamily(
             "duemq_nameserver_topics", "Topics with a route", value=len(self._registry.topics)
         )

@@ -7,7 +7,8 @@ memory, and what it gets next is the sum of what it missed.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from duemq.errors import InvalidArgument, Overloaded
@@ -15,7 +16,8 @@ from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX, SHARDS_MAX, TOPICS_MAX
 from duemq.protocol.names import SYSTEM_TOPIC_CHARACTERS_MAX
 from duemq.v1 import nameserver_pb2 as pb
-from duemq_server.nameserver.registry import Instance, Lost, Registry
+from duemq_server.nameserver.edge.answers import Answers
+from duemq_server.nameserver.registry import Instance, Registry
 from duemq_server.nameserver.reports import (
     REASON_CHARS_MAX,
     BrokerReport,
@@ -25,7 +27,6 @@ from duemq_server.nameserver.reports import (
     TopicQueues,
     Version,
 )
-from duemq_server.nameserver.routes import Changes
 from duemq_server.serving.methods import Codec
 from duemq_server.serving.settings import check_address, check_name
 from duemq_server.serving.unsent import Unsent
@@ -57,12 +58,14 @@ class NameserverServicer:
     ) -> None:
         self.watchers = 0
         """Open WatchRoutes streams."""
+        self.tells_outside = False
+        """There is an external port: who has told no external address is named in the log."""
         self._registry = registry
         self._now_ms = now_ms
         self._watchers_max = watchers_max
         self._unsent = unsent
         self._changed = asyncio.Event()
-        self._last: tuple[tuple[Changes, frozenset[str]], bytes] | None = None
+        self._answers = Answers(registry)
         self._closed = False
 
     def wake(self) -> None:
@@ -87,7 +90,12 @@ class NameserverServicer:
             known = self._registry.log_end(report.store_id)
             return pb.RegisterResponse(accepted=True, known_log_end=known)
         before = self._registry.revision
+        reached = self._registry.is_reached(report)
         accepted = self._registry.register(version, report, now_ms, request.expiry_ms)
+        if accepted and reached and self.tells_outside and not report.external_address:
+            log.warning(
+                "%s has told no external address: to clients outside it is lost", report.name
+            )
         self._wake_after(before)
         return pb.RegisterResponse(accepted=accepted)
 
@@ -104,6 +112,12 @@ class NameserverServicer:
 
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetResponse:
         """See nameserver.proto."""
+        return self.give_up(request, lambda report: report.address)
+
+    def give_up(
+        self, request: pb.ForgetRequest, address: Callable[[Report], str]
+    ) -> pb.ForgetResponse:
+        """As Forget; `address`: the one that is told."""
         self._registry.check_ready(self._now_ms())
         kind, name = _named(request)
         before = self._registry.revision
@@ -124,7 +138,7 @@ class NameserverServicer:
             for one in lost.topics or ()
         )
         return pb.ForgetResponse(
-            address=lost.instance.report.address,
+            address=address(lost.instance.report),
             lost_ms=lost.lost_ms,
             stopped=lost.stopped,
             topics=topics,
@@ -133,25 +147,30 @@ class NameserverServicer:
 
     async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.TopicRoute:
         """See nameserver.proto."""
-        self._registry.check_ready(self._now_ms())
-        return self._route(request.topic)
+        return self.ready(self._answers).route(request.topic)
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.Cluster:
         """See nameserver.proto."""
-        self._registry.check_ready(self._now_ms())
-        return pb.Cluster(
-            brokers=map(_broker, self._registry.brokers),
-            timers=map(_timer, self._registry.timers),
-            routes=map(self._route, self._registry.topics),
-            lost_brokers=map(_lost_broker, self._registry.lost_brokers),
-            lost_timers=map(_lost_timer, self._registry.lost_timers),
-        )
+        return self.ready(self._answers).cluster()
 
     async def WatchRoutes(
         self, request: pb.WatchRoutesRequest, context: Any
     ) -> AsyncIterator[bytes]:
         """See nameserver.proto.  Answers are encoded RouteUpdates."""
+        async with aclosing(self.watch(self._answers, request, context)) as updates:
+            async for update in updates:
+                yield update
+
+    def ready(self, answers: Answers) -> Answers:
+        """They count.  Raises NotReady."""
         self._registry.check_ready(self._now_ms())
+        return answers
+
+    async def watch(
+        self, answers: Answers, request: pb.WatchRoutesRequest, context: Any
+    ) -> AsyncGenerator[bytes, None]:
+        """One watcher's updates, as `answers` has them."""
+        self.ready(answers)
         checks.count("topics", len(request.topics), 0, WATCHED_TOPICS_MAX)
         if self.watchers >= self._watchers_max:
             raise Overloaded(
@@ -160,113 +179,35 @@ class NameserverServicer:
             )
         self.watchers += 1
         try:
-            async for update in self._updates(frozenset(request.topics), context.peer()):
+            topics = frozenset(request.topics)
+            async for update in self._updates(answers, topics, context.peer()):
                 yield update
         finally:
             self.watchers -= 1
 
-    async def _updates(self, topics: frozenset[str], peer: str) -> AsyncIterator[bytes]:
+    async def _updates(
+        self, answers: Answers, topics: frozenset[str], peer: str
+    ) -> AsyncIterator[bytes]:
         told = 0
         while not self._closed:
             changed = self._changed
             if told == self._registry.revision:
                 await changed.wait()
                 continue
-            size = len(self._update_of(self._registry.changes_since(told), topics))
+            size = len(answers.update_since(told, topics)[1])
             share = await self._unsent.take(peer, size)
             try:
                 # Made when it is its turn, if it had to wait: who waits holds nothing.
-                changes = self._registry.changes_since(told)
-                update = self._update_of(changes, topics)
+                revision, update = answers.update_since(told, topics)
                 share.resize(len(update))
-                told = changes.revision
+                told = revision
                 yield update
             finally:
                 share.give_back()
 
-    def _update_of(self, changes: Changes, topics: frozenset[str]) -> bytes:
-        """The message for a watcher; the last one is kept, as most watchers get the same."""
-        key = (changes, topics)
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._make_update(changes, topics).SerializeToString())
-        return self._last[1]
-
-    def _make_update(self, changes: Changes, topics: frozenset[str]) -> pb.RouteUpdate:
-        wanted = [topic for topic in changes.topics if not topics or topic in topics]
-        return pb.RouteUpdate(
-            whole=changes.whole,
-            routes=map(self._route, wanted),
-            removed_topics=[t for t in changes.removed_topics if not topics or t in topics],
-            brokers=map(_broker, self._registry.brokers),
-            timers=map(_timer, self._registry.timers),
-            lost_brokers=map(_lost_broker, self._registry.lost_brokers),
-            lost_timers=map(_lost_timer, self._registry.lost_timers),
-        )
-
-    def _route(self, topic: str) -> pb.TopicRoute:
-        served = self._registry.route(topic)
-        brokers = (
-            pb.BrokerQueues(
-                broker=one.broker,
-                address=one.address,
-                queues=one.queues,
-                readable=one.readable,
-                writable=one.writable,
-                topic_id=one.topic_id,
-                store_id=one.store_id,
-            )
-            for one in served
-        )
-        return pb.TopicRoute(topic=topic, brokers=brokers)
-
     def _wake_after(self, revision: int) -> None:
         if self._registry.revision != revision:
             self.wake()
-
-
-def _broker(instance: Instance) -> pb.BrokerInstance:
-    report = instance.report
-    assert isinstance(report, BrokerReport)
-    return pb.BrokerInstance(
-        name=report.name,
-        address=report.address,
-        version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
-        last_heard_ms=instance.last_heard_ms,
-        store_id=report.store_id,
-        replicas=map(_replica, report.replicas),
-        epoch=report.epoch,
-    )
-
-
-def _timer(instance: Instance) -> pb.TimerInstance:
-    report = instance.report
-    assert isinstance(report, TimerReport)
-    return pb.TimerInstance(
-        name=report.name,
-        address=report.address,
-        version=pb.Version(epoch=instance.version.epoch, counter=instance.version.counter),
-        last_heard_ms=instance.last_heard_ms,
-        shard=report.shard,
-        shards=report.shards,
-        store_id=report.store_id,
-        replicas=map(_replica, report.replicas),
-        epoch=report.epoch,
-        key_shards=report.key_shards,
-    )
-
-
-def _replica(report: ReplicaReport) -> pb.ReplicaReport:
-    return pb.ReplicaReport(
-        name=report.name,
-        role=report.role,  # type: ignore[arg-type]  # a newer release may have more
-        in_sync=report.in_sync,
-        epoch=report.epoch,
-        lag_bytes=report.lag_bytes,
-        lag_s=report.lag_s,
-        address=report.address,
-        since_ms=report.since_ms,
-        reason=report.reason,
-    )
 
 
 def _holder(instance: Instance, now_ms: int) -> pb.Holder:
@@ -276,20 +217,6 @@ def _holder(instance: Instance, now_ms: int) -> pb.Holder:
         store_id=instance.report.store_id,
         heard_ago_ms=now_ms - instance.last_heard_ms,
     )
-
-
-def _lost_broker(lost: Lost) -> pb.BrokerInstance:
-    message = _broker(lost.instance)
-    message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
-    message.forgotten = lost.forgotten
-    return message
-
-
-def _lost_timer(lost: Lost) -> pb.TimerInstance:
-    message = _timer(lost.instance)
-    message.lost_ms, message.stopped = lost.lost_ms, lost.stopped
-    message.forgotten = lost.forgotten
-    return message
 
 
 def _version_of(version: pb.Version) -> Version:
@@ -311,6 +238,9 @@ def _report_of(request: pb.RegisterRequest) -> Report:
     check_name(f"{kind}.name", name)
     if not request.dry_run:
         check_address(f"{kind}.address", address)
+    external = getattr(request, kind).external_address
+    if external:
+        check_address(f"{kind}.external_address", external)
     replicas = _replicas_of(kind, getattr(request, kind).replicas)
     if kind == "broker":
         broker = request.broker
@@ -323,6 +253,7 @@ def _report_of(request: pb.RegisterRequest) -> Report:
             replicas,
             broker.epoch,
             broker.log_end,
+            external,
         )
     timer = request.timer
     checks.between("timer.shards", timer.shards, 1, SHARDS_MAX)
@@ -337,6 +268,7 @@ def _report_of(request: pb.RegisterRequest) -> Report:
         replicas,
         timer.epoch,
         timer.key_shards,
+        external,
     )
 
 

@@ -67,7 +67,7 @@ class Replica:
         known = await asyncio.to_thread(self._disk_id)
         self.me = ReplicaId(settings.replica, known.id.hex())
         self.store = RecordStore(open_store(settings))
-        self.server.add(servicer.SERVICE, ReplicationServicer(self.operators))
+        self.server.add(servicer.SERVICE, ReplicationServicer(self.operators), inside_only=True)
         self.server.expect(self.service.services, self.refusal)
         await self.server.start()
         former_ids = await asyncio.to_thread(formers.load, settings.data_dir, RealDisk())

@@ -26,7 +26,7 @@ ROLES = {
 }
 # What the chart itself decides.
 MANAGED = {"listen", "advertise", "metrics_listen", "name", "data_dir", "nameservers"}
-MANAGED |= {"replica", "replicas", "lease_store"}
+MANAGED |= {"replica", "replicas", "lease_store", "external_listen", "external_advertise"}
 MANAGED |= {"lease_store_ca", "lease_store_cert", "lease_store_key"}
 MANAGED |= {"tls_ca", "tls_cert", "tls_key", "tls_verify_clients", "permissions", "health_listen"}
 MANAGED_BY_ROLE = {"timer-service": {"shard", "shards"}}

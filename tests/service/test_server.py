@@ -20,7 +20,7 @@ from duemq.transport import channel, status
 from duemq.v1 import broker_pb2, view_pb2
 from duemq.v1.stubs import BrokerStub
 from duemq_server.serving import metrics
-from duemq_server.serving.methods import add_service
+from duemq_server.serving.methods import method_handlers
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import ProcessSettings
 from tests.listening import loopbacks
@@ -512,9 +512,9 @@ async def test_where_metrics_are_is_announced_too(capsys):
 
 def test_a_servicer_must_have_every_method():
     with pytest.raises(AttributeError):
-        add_service(None, SERVICE, object())
+        method_handlers(SERVICE, object())
     with pytest.raises(ValueError, match=r"duemq\.v1\.Broker has no Sent"):
-        add_service(None, SERVICE, Servicer(), {"Sent": VIEWS["Send"]})
+        method_handlers(SERVICE, Servicer(), {"Sent": VIEWS["Send"]})
 
 
 async def test_an_error_that_any_client_can_cause_is_logged_once_a_minute(connection, caplog):

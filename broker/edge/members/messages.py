@@ -73,9 +73,17 @@ def queue_of(ref: message_pb2.QueueRef) -> MessageQueue:
 
 
 async def assignment_event(
-    told: Assignment, routes: RouteCache, slices: Slices, reads_for_ms: Mapping[str, int]
+    told: Assignment,
+    routes: RouteCache,
+    slices: Slices,
+    reads_for_ms: Mapping[str, int],
+    *,
+    outside: bool = False,
 ) -> group_pb2.CoordinatorEvent:
-    """What a member shall own, where its brokers are, and how old its group is."""
+    """What a member shall own, where its brokers are, and how old its group is.
+
+    `outside`: it came through the external port.
+    """
     assignment = group_pb2.Assignment(
         generation=told.generation,
         members=told.members,
@@ -90,21 +98,31 @@ async def assignment_event(
             for topic, broker, queue_id in part
         )
         await slices.pause()
-    found = [broker for name in sorted(names) if (broker := routes.broker(name))]
     assignment.brokers.extend(
-        group_pb2.BrokerAddress(name=b.name, address=b.address) for b in found
+        group_pb2.BrokerAddress(name=name, address=address)
+        for name in sorted(names)
+        if (address := _address(name, routes, outside=outside))
     )
     return group_pb2.CoordinatorEvent(assignment=assignment)
 
 
-def elsewhere(error: NotCoordinator, name: str, routes: RouteCache) -> group_pb2.CoordinatorEvent:
+def elsewhere(
+    error: NotCoordinator, name: str, routes: RouteCache, *, outside: bool
+) -> group_pb2.CoordinatorEvent:
     """The group is that of the broker `name`; where it is, if that is known."""
-    found = routes.broker(name)
     return group_pb2.CoordinatorEvent(
         error=status.to_proto(error),
         coordinator=name,
-        coordinator_address=found.address if found is not None else "",
+        coordinator_address=_address(name, routes, outside=outside),
     )
+
+
+def _address(name: str, routes: RouteCache, *, outside: bool) -> str:
+    """Where a member reaches a broker; empty: it does not, or nobody knows."""
+    found = routes.broker(name)
+    if found is None:
+        return ""
+    return found.external_address if outside else found.address
 
 
 def summary(name: str, group: Group | None) -> group_pb2.GroupSummary:

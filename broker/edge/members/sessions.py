@@ -24,8 +24,10 @@ HELLO_FIRST = "hello, a member's first event"
 class Session:
     """One Join stream."""
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, *, outside: bool = False) -> None:
+        """`outside`: it came through the external port."""
         self.incarnation = incarnation
+        self.outside = outside
         self.said_goodbye = False
         """Which counts also if the stream ends before its turn comes."""
         self.overrun = False

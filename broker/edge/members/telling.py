@@ -122,14 +122,18 @@ class Telling:
                 if isinstance(told, TurnedOut):
                     session.tell(told.error)
                 elif self._session_of((told.group, told.member_id)) is session:
-                    session.tell(await self._event(told, slices))
+                    session.tell(await self._event(told, slices, outside=session.outside))
 
-    async def _event(self, told: Assignment | Moved, slices: Slices) -> group_pb2.CoordinatorEvent:
+    async def _event(
+        self, told: Assignment | Moved, slices: Slices, *, outside: bool
+    ) -> group_pb2.CoordinatorEvent:
         if isinstance(told, Assignment):
             reads_for_ms = self._reads_for_ms(told.group)
-            return await messages.assignment_event(told, self._routes, slices, reads_for_ms)
+            return await messages.assignment_event(
+                told, self._routes, slices, reads_for_ms, outside=outside
+            )
         error = NotCoordinator(f"group {told.group!r} is now coordinated by {told.coordinator!r}")
-        return messages.elsewhere(error, told.coordinator, self._routes)
+        return messages.elsewhere(error, told.coordinator, self._routes, outside=outside)
 
     def _reads_for_ms(self, name: str) -> dict[str, int]:
         group, now_ms = self._groups.find(name), self._clock()

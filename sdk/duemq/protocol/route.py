@@ -1,7 +1,6 @@
 """Who serves which topic, as a client knows it.  Pure; owned by the task that applies updates.
 
-The cache outlives its nameservers: it changes only by an update that one of them pushed, so that
-with all of them gone producers and consumers work on.
+The cache changes only by what a nameserver pushed: with all of them gone, clients work on.
 
 Nameservers forget a broker that is away.  The cache remembers what it served, for `keyed` only: an
 ordering key must not move to another queue because a broker restarts.  One that an operator gave up
@@ -83,6 +82,7 @@ class Broker:
     store_id: int = 0
     counter: int = field(default=0, compare=False)
     """With `epoch` the version of its report; no part of what it is."""
+    external_address: str = ""
 
     @property
     def meant(self) -> tuple[tuple[str, str], ...]:
@@ -199,11 +199,7 @@ class RouteCache:
         return route.topic_ids.get(broker, 0) if route is not None else 0
 
     def keyed(self, topic: str) -> tuple[Queue, ...]:
-        """All queues of the topic, sorted: those that ordering keys are spread over.
-
-        Also those of brokers that take no messages now, or that are away, as far as this cache has
-        seen them.
-        """
+        """All queues of the topic for ordering keys, sorted: also of who is away or read-only."""
         route = self._routes.get(topic)
         there = route.brokers if route is not None else ()
         away = [served[topic] for served in self._away.values() if topic in served]
@@ -264,7 +260,7 @@ class RouteCache:
         return None
 
     def _remember(self, routes: Mapping[str, Route], brokers: Mapping[str, Broker]) -> None:
-        """Before an update is taken over: keeps the queues of brokers that it no longer names.
+        """Keeps the queues of brokers that an update no longer names.
 
         A topic that vanishes although one of its brokers is there was deleted.
         """

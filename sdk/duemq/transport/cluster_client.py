@@ -396,7 +396,9 @@ async def _first_and_those_close_behind(asked: list[asyncio.Task[str]]) -> froze
 
 
 def story_of(lost: LostBroker) -> str:
-    """Where it was, and since when it is not, for people."""
+    """Where it was and since when it is not, for people."""
+    if not lost.broker.address:
+        return "it has no address here"
     since = datetime.fromtimestamp(lost.since_ms / 1000).astimezone().isoformat(timespec="seconds")
     how = "stopped" if lost.stopped else "fell silent"
     return f"it was at {lost.broker.address}, {how} at {since} and has not come back"

@@ -65,7 +65,7 @@ class ReplicaReport(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[ReplicaRole, str]] = ..., in_sync: bool = ..., epoch: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_s: _Optional[float] = ..., address: _Optional[str] = ..., since_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class BrokerReport(_message.Message):
-    __slots__ = ("name", "address", "topics", "store_id", "replicas", "epoch", "log_end")
+    __slots__ = ("name", "address", "topics", "store_id", "replicas", "epoch", "log_end", "external_address")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class BrokerReport(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOG_END_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     topics: _containers.RepeatedCompositeFieldContainer[TopicQueues]
@@ -80,10 +81,11 @@ class BrokerReport(_message.Message):
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     epoch: int
     log_end: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ...) -> None: ...
+    external_address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., log_end: _Optional[int] = ..., external_address: _Optional[str] = ...) -> None: ...
 
 class TimerReport(_message.Message):
-    __slots__ = ("name", "address", "shard", "shards", "store_id", "replicas", "epoch", "key_shards")
+    __slots__ = ("name", "address", "shard", "shards", "store_id", "replicas", "epoch", "key_shards", "external_address")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class TimerReport(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     shard: int
@@ -100,7 +103,8 @@ class TimerReport(_message.Message):
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     epoch: int
     key_shards: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., key_shards: _Optional[int] = ...) -> None: ...
+    external_address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., store_id: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., key_shards: _Optional[int] = ..., external_address: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("version", "expiry_ms", "broker", "timer", "dry_run")
@@ -215,7 +219,7 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class BrokerInstance(_message.Message):
-    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id", "lost_ms", "stopped", "forgotten", "replicas", "epoch")
+    __slots__ = ("name", "address", "version", "last_heard_ms", "store_id", "lost_ms", "stopped", "forgotten", "replicas", "epoch", "external_address")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +230,7 @@ class BrokerInstance(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     version: Version
@@ -236,7 +241,8 @@ class BrokerInstance(_message.Message):
     forgotten: bool
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     epoch: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., forgotten: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    external_address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., last_heard_ms: _Optional[int] = ..., store_id: _Optional[int] = ..., lost_ms: _Optional[int] = ..., stopped: bool = ..., forgotten: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., epoch: _Optional[int] = ..., external_address: _Optional[str] = ...) -> None: ...
 
 class TimerInstance(_message.Message):
     __slots__ = ("name", "address", "version", "last_heard_ms", "shard", "shards", "lost_ms", "stopped", "store_id", "forgotten", "replicas", "epoch", "key_shards")

@@ -56,7 +56,14 @@ def update_of(pushed: nameserver_pb2.RouteUpdate) -> Update:
 
 def _broker(one: nameserver_pb2.BrokerInstance) -> Broker:
     version = one.version
-    return Broker(one.name, one.address, version.epoch, one.store_id, counter=version.counter)
+    return Broker(
+        one.name,
+        one.address,
+        version.epoch,
+        one.store_id,
+        version.counter,
+        one.external_address,
+    )
 
 
 def _timer(one: nameserver_pb2.TimerInstance) -> TimerShard:
@@ -66,10 +73,10 @@ def _timer(one: nameserver_pb2.TimerInstance) -> TimerShard:
         one.address,
         one.shard,
         one.shards,
-        epoch=version.epoch,
-        counter=version.counter,
-        store_id=one.store_id,
-        key_shards=one.key_shards,
+        version.epoch,
+        version.counter,
+        one.store_id,
+        one.key_shards,
     )
 
 
@@ -223,12 +230,10 @@ class RouteWatcher:
     def _tried(self, address: str) -> None:
         """A nameserver has answered or failed.  The first answers are taken over together."""
         self._untried.discard(address)
-        if not self._untried:
+        if self._settled or not self._untried:
             self._settle()
-        elif self._waiting and not self._settled and "settle" not in self._timers:
+        elif self._waiting and "settle" not in self._timers:
             self._after("settle", SETTLE_S, self._settle)
-        if self._settled:
-            self._publish()
 
     def _settle(self) -> None:
         self._settled = True
