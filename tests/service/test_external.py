@@ -13,7 +13,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from duemq import aio
-from duemq.errors import InvalidArgument, NotCoordinator, PermissionDenied, Unavailable
+from duemq.errors import (
+    InstanceNotFound,
+    InvalidArgument,
+    NotCoordinator,
+    PermissionDenied,
+    Unavailable,
+)
 from duemq.protocol import balance
 from duemq.transport import channel, status
 from duemq.v1 import group_pb2, stubs
@@ -32,6 +38,7 @@ from duemq_server.replication.running.v1.stubs import ReplicationStub
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.serving.server import Server
 from duemq_server.serving.settings import MemberSettings
+from tests.certificates import authority, certificate, needs_openssl
 from tests.service.running_broker import running_broker, topic_name
 from tests.service.running_cluster import HEARTBEAT_S, until
 
@@ -215,6 +222,37 @@ async def test_a_stop_drains_both_ports() -> None:
             check = health_pb2_grpc.HealthStub(other).Check(health_pb2.HealthCheckRequest())
             with pytest.raises(Unavailable):
                 await status.answer(check)
+
+
+@needs_openssl
+async def test_both_ports_ask_for_the_same_certificates_and_permissions(tmp_path: Path) -> None:
+    ca, file = authority(tmp_path), tmp_path / "permissions.toml"
+    entries = ('names = ["operator"]\nadmin = true', 'names = ["server"]\nservice = true')
+    file.write_text("".join(f"[[allow]]\n{entry}\n" for entry in entries))
+    mine = certificate(ca, "server")
+    settings = NameserverSettings(
+        listen=ANY,
+        external_listen=ANY,
+        ready_after=0.0,
+        drain_timeout=0.0,
+        tls_cert=mine.cert,
+        tls_key=mine.key,
+        tls_ca=mine.ca,
+        tls_verify_clients=True,
+        permissions=str(file),
+    )
+    nameserver = Nameserver(settings)
+    await nameserver.start(announced=False)
+    operator, other = certificate(ca, "operator"), certificate(ca, "other")
+    try:
+        for address in (nameserver.server.address, nameserver.server.external_address):
+            for tls, error in ((operator, None), (other, PermissionDenied), (None, Unavailable)):
+                async with channel.connect(address, tls) as connection:
+                    call = NameserverStub(connection).Forget(pb.ForgetRequest(broker="b"))
+                    with pytest.raises(error or InstanceNotFound):
+                        await status.answer(call)
+    finally:
+        await nameserver.stop()
 
 
 async def test_what_comes_later_comes_to_both_ports_and_what_peers_use_to_one() -> None:
