@@ -76,9 +76,11 @@ class _Tries:
         if self._cause is None or not isinstance(last, Timeout):
             raise last
         tried_s = time.monotonic() - self._began
-        told = copy(self._cause)  # others may have been told of it
-        told.message += f" (tried for {tried_s:.3g} s; at last: {last.message})"
-        raise told from last
+        why = self._cause
+        told = copy(last)  # still a Timeout: the last attempt may have done it
+        told.message = f"{why.message} (tried for {tried_s:.3g} s; at last: {last.message})"
+        told.field, told.value, told.limit = why.field, why.value, why.limit
+        raise told from why
 
 
 async def until(
@@ -87,7 +89,7 @@ async def until(
     """Calls `attempt(seconds left)` until it succeeds, fails for good or `deadline` is near.
 
     `deadline` is in time.monotonic's seconds.  After `away_s` a timer shard that is away ends it.
-    Raises the last attempt's error; where that is a Timeout, the last that says why, if any.
+    Raises the last attempt's error; a Timeout says, too, what was wrong before, if anything.
     """
     tries = _Tries(deadline, away_s)
     failed: Exception | None = None
