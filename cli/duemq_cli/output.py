@@ -100,7 +100,8 @@ def in_words_of(command: click.Command | None, error: DuemqError) -> DuemqError:
     options = [each for each in command.params if isinstance(each, click.Option)]
 
     def word(found: re.Match[str]) -> str:
-        names = {found[0], found[0].removesuffix("_ms")}
+        plain = found[0].removesuffix("_ms")
+        names = {found[0], plain, plain.removeprefix("retry_")}
         written = (each.opts[-1] for each in options if names & _names_of(each))
         return next(written, found[0])
 

@@ -130,7 +130,7 @@ async def test_where_to_move_is_checked(cluster: Cluster, tmp_path: Path) -> Non
         await shard.registered()
         await until(lambda: bool(admin._client.routes.timers))
         for wrong in (TOPIC, "%RETRY%g", "", "a b"):
-            with pytest.raises(InvalidArgument, match="topic"):
+            with pytest.raises(InvalidArgument, match="to_topic"):
                 await admin.move_pending(TOPIC, wrong)
         for dry_run in (True, False):
             with pytest.raises(TopicNotFound, match="nowhere"):

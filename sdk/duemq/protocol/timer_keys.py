@@ -40,10 +40,8 @@ def check_selection(topic: str, key_prefix: str) -> None:
 def check_move(topic: str, to_topic: str) -> None:
     """Raises InvalidArgument unless delayed messages of `topic` may go to `to_topic` instead."""
     names.check_topic(to_topic, "to_topic")
-    if names.is_system(to_topic):
-        raise checks.wrong("to_topic", to_topic, "a topic of your own")
-    if to_topic == topic:
-        raise checks.wrong("to_topic", to_topic, "another one than theirs")
+    if names.is_system(to_topic) or to_topic == topic:
+        raise checks.wrong("to_topic", to_topic, "another topic of your own")
 
 
 def check_keyed_topic(topic: str) -> None:

@@ -219,6 +219,7 @@ def test_an_age_is_none_where_nothing_waits(ms: int | None, text: str | None) ->
         ("message find", "message_id: '' is not allowed", "--id: '' is not allowed"),
         ("message find", "topic: 'since_ms' is no topic", "topic: 'since_ms' is no topic"),
         ("timer move", "to_topic: 't' is not allowed", "--to-topic: 't' is not allowed"),
+        ("group create", "retry_delays: '' is not allowed", "--delays: '' is not allowed"),
         ("timer cancel", "timer_key: '' is not allowed", "--timer-key: '' is not allowed"),
         ("timer cancel", "what the key waits for", "what the key waits for"),
     ],
