@@ -6,7 +6,7 @@
     DIR/metrics.json     Prometheus targets (file_sd_configs), where it was started with metrics
     DIR/<member>/        the data of a broker or timer service; with replicas DIR/broker-0/a/ …
     DIR/leases/          which replica leads each group (duemq_server.replication.stores.file)
-    DIR/logs/<member>.log   what the member logs
+    DIR/logs/<member>.log   what the member logs; before that .log.1 to .log.4 (log_files.py)
 
 A port is held as long as the cluster runs, also while its member does not: nobody else gets it.
 While the cluster is stopped somebody may take it.  The socket that holds it lets our member listen,

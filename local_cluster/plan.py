@@ -99,7 +99,8 @@ def _group(name: str, kind: str, replicas: Sequence[str]) -> list[Member]:
 
 def command_of(member: Member, group: Sequence[Member], layout: Layout) -> list[str]:
     """What starts a member, without its addresses and without what others are told of it."""
-    command = [sys.executable, "-m", "duemq_server.local_cluster.child", MODULES[member.kind]]
+    command = [sys.executable, "-m", "duemq_server.local_cluster.child"]
+    command += ["--log", str(layout.log_file(member.name)), MODULES[member.kind]]
     if member.kind == "nameserver":
         return command
     command += ["--name", member.group, "--data-dir", str(layout.data_dir(member.name))]
