@@ -57,7 +57,9 @@ class ShardedCluster(TimerCluster):
 
     async def _add(self) -> None:
         number = len(self.timers)
-        member = Member("timer_service", self._directory / f"t{number}", *self._arguments(number))
+        member = Member(
+            "duemq_server.timer_service", self._directory / f"t{number}", *self._arguments(number)
+        )
         await member.start()
         self.timers.append(member)
 
@@ -72,7 +74,8 @@ class ShardedCluster(TimerCluster):
             await self.timers[number].start(*self._arguments(number))
             if self.random.random() < 0.5:  # perhaps between hand-over and claim
                 await asyncio.sleep(self.random.uniform(0, 0.2))
-                await self.restart(self.timer, self.random.choice(self.brokers))
+                disturb = self.random.choice((self.restart, self.sleep))
+                await disturb(self.timer, self.random.choice(self.brokers))
 
     async def stop(self) -> None:
         members = (*self.timers, *self.brokers, self.nameserver)

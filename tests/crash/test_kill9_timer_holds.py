@@ -25,7 +25,7 @@ from tests.crash.test_kill9_timer_keys import (  # noqa: F401  (fixtures)
     replicated,
 )
 from tests.crash.test_kill9_timer_replicas import ReplicatedCluster
-from tests.crash.test_kill9_timers import kill_some
+from tests.crash.test_kill9_timers import disturb as disturb_shard
 from tests.crash.timer_cluster import END_TIMEOUT_S, RETRY_S, TOPIC, TimerCluster
 
 HOLDS = 8
@@ -69,7 +69,7 @@ class Holder(Owner):
 
 async def disturb(running: TimerCluster) -> None:
     if not isinstance(running, ReplicatedCluster):
-        await kill_some(running, "timer")
+        await disturb_shard(running, "timer")
         return
     for _ in range(KILLS):
         await asyncio.sleep(running.random.uniform(0.1, 1.2))

@@ -18,12 +18,13 @@ from duemq.aio import Producer
 from duemq.settings import ClientSettings, ProducerSettings
 from tests.crash.keyed_owners import Owner, check_end
 from tests.crash.test_kill9_timer_replicas import ReplicatedCluster
-from tests.crash.test_kill9_timers import ROUNDS, SEED, kill_some
+from tests.crash.test_kill9_timers import ROUNDS, SEED, disturb
 from tests.crash.timer_cluster import END_TIMEOUT_S, TimerCluster
 
 OWNERS = 6
 STEPS = 60
 KILLS = 3
+LONG, LESS = pytest.mark.long, ("timer", "sleepers")
 SETTINGS = ProducerSettings(
     send_timeout_s=END_TIMEOUT_S, client=ClientSettings(request_timeout_s=END_TIMEOUT_S)
 )
@@ -55,18 +56,18 @@ async def started(running: C) -> AsyncIterator[C]:
         await running.stop()
 
 
-@pytest.mark.parametrize("victims", [pytest.param("timer", marks=pytest.mark.long), "both"])
+@pytest.mark.parametrize("victims", [*(pytest.param(each, marks=LONG) for each in LESS), "both"])
 async def test_answers_about_keys_hold(cluster: TimerCluster, victims: str) -> None:
     async with Producer(cluster.nameserver.address, settings=SETTINGS) as producer:
         owners = owners_of(cluster, producer)
         work = (owner.work(STEPS) for owner in owners)
-        await asyncio.gather(kill_some(cluster, victims), *work)
+        await asyncio.gather(disturb(cluster, victims), *work)
         await asyncio.gather(*(owner.hurry() for owner in owners))
     await check_end(cluster, owners)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["leader", "hand-over"])
+@pytest.mark.parametrize("what", ["leader", "sleeper", "hand-over"])
 async def test_answers_about_keys_hold_with_replicas(
     replicated: ReplicatedCluster, what: str
 ) -> None:

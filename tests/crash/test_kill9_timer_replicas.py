@@ -24,7 +24,7 @@ from tests.crash.timer_cluster import CALL_TIMEOUT_S, Member, Sent, TimerCluster
 KILLS = 3
 REPLICAS = ("a", "b", "c")
 # The others are less than these, or elsewhere in short; `make crash` has all.
-VICTIMS = ("leader", "disk", "hand-over") + (("follower", "all") if ROUNDS > 1 else ())
+VICTIMS = ("leader", "sleeper", "disk", "hand-over") + (("follower", "all") if ROUNDS > 1 else ())
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -42,8 +42,8 @@ class ReplicatedCluster(TimerCluster):
             data = ("--name", "t1", "--data-dir", str(folder / name), "--near-window", "2")
             small = ("--memtable-rows-max", "64", "--checkpoint-interval", "0.3")
             self.replicas[name] = Member(
-                "timer_service", folder / name, *data, "--replica", name, *group, *small,
-                *listen, *common,
+                "duemq_server.timer_service", folder / name, *data, "--replica", name, *group,
+                *small, *listen, *common,
             )  # fmt: skip
         await asyncio.gather(*(member.start() for member in self.replicas.values()))
         self.timer = await self.leader()
@@ -80,6 +80,8 @@ class ReplicatedCluster(TimerCluster):
             await self.restart(leader)
         elif what == "follower":
             await self.restart(self.random.choice(others))
+        elif what == "sleeper":  # another one leads before it wakes
+            await self.sleep(leader)
         elif what == "all":
             await self.restart(*self.replicas.values())
         elif what == "hand-over":

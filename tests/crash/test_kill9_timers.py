@@ -22,7 +22,12 @@ SEED = int(os.environ.get("CRASH_SEED", str(random.randrange(1 << 32))))
 KILLS = 4
 BATCHES = 40
 LONG = pytest.mark.long
-VICTIMS = (pytest.param("timer", marks=LONG), pytest.param("broker", marks=LONG), "both")
+VICTIMS = (
+    pytest.param("timer", marks=LONG),
+    pytest.param("broker", marks=LONG),
+    "both",
+    pytest.param("sleepers", marks=LONG),
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -39,7 +44,7 @@ async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         await running.stop()
 
 
-async def kill_some(cluster: TimerCluster, victims: str) -> None:
+async def disturb(cluster: TimerCluster, victims: str) -> None:
     for _ in range(KILLS):
         await asyncio.sleep(cluster.random.uniform(0.1, 1.2))
         broker = cluster.random.choice(cluster.brokers)
@@ -48,7 +53,10 @@ async def kill_some(cluster: TimerCluster, victims: str) -> None:
             "broker": [broker],
             "both": [cluster.timer, broker],
         }
-        await cluster.restart(*members[victims])
+        if victims == "sleepers":
+            await cluster.sleep(*members[cluster.random.choice(sorted(members))])
+        else:
+            await cluster.restart(*members[victims])
 
 
 @pytest.mark.parametrize("victims", VICTIMS)
@@ -62,7 +70,7 @@ async def test_every_accepted_message_is_delivered_once(
         for broker in cluster.brokers
         for producer_id, queue_id in ((1, -1), (2, 0))
     ]
-    await asyncio.gather(kill_some(cluster, victims), *senders)
+    await asyncio.gather(disturb(cluster, victims), *senders)
     over.set()
     await cancels
 

@@ -35,6 +35,8 @@ START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.05
+# Registrations expire after 0.6 s, leases of replicas after 1 s.
+SLEEP_S_MIN, SLEEP_S_MAX = 1.2, 2.5
 NEWEST_SHARE = 0.3  # of cancels: perhaps on its way to a shard
 TOPIC = "orders"
 QUEUES = 2
@@ -58,7 +60,7 @@ class Member:
         with (self._directory / "stderr").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "duemq_server.local_cluster.child"),
-                *(f"duemq_server.{self.module}", "--listen", "127.0.0.1:0"),
+                *(self.module, "--listen", "127.0.0.1:0"),
                 *self._arguments,
                 stdin=PIPE,  # it ends with this process
                 stdout=PIPE,
@@ -68,6 +70,11 @@ class Member:
         line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT_S)
         assert line, (self._directory / "stderr").read_text()[-4_000:]
         self.address = line.split(b'"')[-2].decode()
+
+    def send_signal(self, number: int) -> None:
+        """SIGSTOP or SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     async def stop(self, number: int = signal.SIGKILL) -> int:
         """The exit status."""
@@ -99,11 +106,13 @@ class History:
 class TimerCluster:
     """The processes and their clients."""
 
+    broker_module = "duemq_server.broker"
+
     def __init__(self, directory: Path, seed: int) -> None:
         self.random = Random(seed)
         self.history = History()
         self._directory = directory
-        self.nameserver = Member("nameserver", directory / "ns", "--ready-after", "0")
+        self.nameserver = Member("duemq_server.nameserver", directory / "ns", "--ready-after", "0")
         self.brokers: list[Member] = []
 
     async def start(self) -> None:
@@ -112,7 +121,7 @@ class TimerCluster:
         for name in ("b1", "b2"):
             folder = self._directory / name
             data = ("--name", name, "--data-dir", str(folder), "--checkpoint-interval", "0.5")
-            self.brokers.append(Member("broker", folder, *data, *common))
+            self.brokers.append(Member(self.broker_module, folder, *data, *common))
         await asyncio.gather(
             *(member.start() for member in self.brokers), self.start_timers(common)
         )
@@ -124,7 +133,7 @@ class TimerCluster:
         folder = self._directory / "t1"
         data = ("--name", "t1", "--data-dir", str(folder), "--near-window", "2")
         small = ("--memtable-rows-max", "64", "--checkpoint-interval", "0.3")
-        self.timer = Member("timer_service", folder, *data, *small, *common)
+        self.timer = Member("duemq_server.timer_service", folder, *data, *small, *common)
         await self.timer.start()
 
     async def stop(self) -> None:
@@ -140,6 +149,14 @@ class TimerCluster:
         await asyncio.gather(*(member.stop() for member in members))
         await asyncio.sleep(self.random.uniform(0, 0.3))
         await asyncio.gather(*(member.start() for member in members))
+
+    async def sleep(self, *members: Member) -> None:
+        """SIGSTOP of all at once, longer than they are awaited, and SIGCONT."""
+        for member in members:
+            member.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(self.random.uniform(SLEEP_S_MIN, SLEEP_S_MAX))
+        for member in members:
+            member.send_signal(signal.SIGCONT)
 
     async def _create_topic(self, broker: Member) -> None:
         config = admin_pb2.TopicConfig(name=TOPIC, queues=QUEUES)
@@ -286,17 +303,23 @@ class TimerCluster:
         """
         found: Counter[bytes] = Counter()
         wrong: list[str] = []
+        for each, store_ms in await self.stored():
+            found[each.body] += 1
+            if store_ms < each.due_ms:
+                wrong.append(f"{each.body!r} is {each.due_ms - store_ms} ms early")
+            if each.due_ms < due_ms.get(each.body, 0):
+                wrong.append(f"{each.body!r} was due at {each.due_ms}")
+        return found, wrong
+
+    async def stored(self) -> list[tuple[message_pb2.Record, int]]:
+        """All that is in the topic, and when it was stored."""
+        found = []
         for broker in self.brokers:
             async with channel.connect(broker.address) as connection:
                 stub = stubs.BrokerStub(connection)
                 for queue_id in range(QUEUES):
-                    async for each, store_ms in _read(stub, queue_id):
-                        found[each.body] += 1
-                        if store_ms < each.due_ms:
-                            wrong.append(f"{each.body!r} is {each.due_ms - store_ms} ms early")
-                        if each.due_ms < due_ms.get(each.body, 0):
-                            wrong.append(f"{each.body!r} was due at {each.due_ms}")
-        return found, wrong
+                    found += [each async for each in _read(stub, queue_id)]
+        return found
 
 
 async def _read(stub: Any, queue_id: int) -> Any:
