@@ -37,6 +37,7 @@ WEIGHTS = {
     "kill member": 4,
     "pause member": 5,
     "replace member": 2,
+    "supplant member": 2,
     "kill broker": 1,
     "restart broker": 1,
     "kill coordinator": 2,
@@ -221,7 +222,8 @@ class Disturber(threading.Thread):
                 break
             self._wait_until(time.monotonic() + step.wait_s)
             self._take(step)
-        self._wait_until(max((at_s for at_s, _ in self._later), default=0.0))
+        while self._later:  # what is done later may bring more
+            self._wait_until(max(at_s for at_s, _ in self._later))
 
     def _wait_until(self, at_s: float) -> None:
         """Sleeps, and does what is due meanwhile."""
@@ -263,12 +265,18 @@ class Disturber(threading.Thread):
         else:
             self._group.pause(name)
             self._away.add(name)
+            resume_s = time.monotonic() + pause_s
+            self._later.append((resume_s, lambda: self._resume(name, verb == "supplant")))
+            if verb == "supplant":  # taken for dead, it wakes beside its successor
+                self._group.join(in_place_of=name)
 
-            def resume() -> None:
-                self._group.resume(name)
-                self._away.discard(name)
-
-            self._later.append((time.monotonic() + pause_s, resume))
+    def _resume(self, name: str, supplanted: bool) -> None:
+        self._group.resume(name)
+        if supplanted:
+            leave_s = time.monotonic() + SESSION_TIMEOUT_S
+            self._later.append((leave_s, lambda: self._let_leave(name)))
+        else:
+            self._away.discard(name)
 
     def _let_leave(self, name: str) -> None:
         """In a thread: it waits for brokers that may be paused."""

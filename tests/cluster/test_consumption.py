@@ -141,6 +141,19 @@ def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
 @pytest.mark.long
 @pytest.mark.timeout(3 * DRAIN_S)
 @pytest.mark.parametrize("mode", MODES)
+def test_a_member_that_wakes_beside_its_successor_loses_repeats_and_disorders_nothing(
+    cluster: EmbeddedCluster, mode: str, tmp_path: Path
+) -> None:
+    """Under the same name, where it is static; within its session, and after it."""
+    print(f"CRASH_SEED={SEED}")
+    pauses = (SESSION_TIMEOUT_S / 4, 2 * SESSION_TIMEOUT_S)
+    steps = [Step(1.0, "supplant member", draw=0.0, pause_s=pause_s) for pause_s in pauses]
+    consume(cluster, mode, f"{SEED}-{mode}-wakes", steps, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * DRAIN_S)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_group_whose_broker_fails_over_loses_repeats_and_disorders_nothing(
     replicated: EmbeddedCluster, mode: str, tmp_path: Path
 ) -> None:
