@@ -87,8 +87,9 @@ ci: lint types contracts drift dist ## What must be true of every commit: style,
 crash: setup ## A longer crash campaign (CRASH_ROUNDS).
 	CRASH_ROUNDS=$${CRASH_ROUNDS:-50} $(RUN) pytest -q tests/crash tests/cluster
 
-prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, CRASH_SEED).
+prove: setup ## A longer proof of consumption under disturbance (CONSUMPTION_SECONDS, SLEEPS, CRASH_SEED).
 	CONSUMPTION_SECONDS=$${CONSUMPTION_SECONDS:-600} $(RUN) pytest -q -s tests/cluster/test_consumption.py
+	SLEEPS=$${SLEEPS:-40} $(RUN) pytest -q -s tests/cluster/test_sleepers.py
 
 prove-replicas: setup ## A longer proof of replicas: partitions, deaths (REPLICA_SEEDS, FAILOVER_STEPS, HAND_OVERS, BLACK_HOLES, CRASH_SEED).
 	REPLICA_SEEDS=$${REPLICA_SEEDS:-50} REPLICA_SECONDS=$${REPLICA_SECONDS:-15} $(RUN) pytest -q tests/service/test_replica_partitions.py
