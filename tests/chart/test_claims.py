@@ -16,6 +16,7 @@ SETS = "/apis/apps/v1/namespaces/messages/statefulsets/test-duemq-"
 KINDS = {
     "v1": ["PersistentVolumeClaim", "ConfigMap", "Pod", "Service", "ServiceAccount"],
     "apps/v1": ["StatefulSet"],
+    "batch/v1": ["CronJob"],
     "policy/v1": ["PodDisruptionBudget"],
     "rbac.authorization.k8s.io/v1": ["Role", "RoleBinding"],
 }
@@ -66,9 +67,11 @@ def own(name):
     }
 
 
-def objects_of(claims, permissions, sets):
+def objects_of(claims, permissions, sets, lake):
     """What is there, by path."""
     found = {CLAIMS + name: {"kind": "PersistentVolumeClaim"} for name in claims}
+    if lake:
+        found[CLAIMS + "test-duemq-trace-lake"] = {"kind": "PersistentVolumeClaim", "spec": lake}
     if permissions:
         found[PERMISSIONS] = {"kind": "ConfigMap", "data": {"permissions.toml": permissions}}
     for name, spec in sets.items():
@@ -80,9 +83,9 @@ def objects_of(claims, permissions, sets):
 
 
 @contextmanager
-def api_server(tmp_path, *claims, permissions="", **sets):
+def api_server(tmp_path, *claims, permissions="", lake=None, **sets):
     """As much of one as a rendering asks for; answers a kubeconfig.  `sets`: specs by roles."""
-    known = DISCOVERY | objects_of(claims, permissions, sets)
+    known = DISCOVERY | objects_of(claims, permissions, sets, lake)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -268,3 +271,56 @@ def test_a_shard_goes_only_when_it_was_told_to_leave(
     with api_server(tmp_path, **{name: spec}) as kubeconfig:
         done = rendered(helm, kubeconfig, *values)
     check(done, "upgrade with timerService.shards=1 first" if refused else "")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([], ""),
+        (["traces.persistence.size=40Gi"], ""),
+        (["traces.persistence.size=20480Mi"], ""),
+        (["traces.persistence.storageClass=standard"], ""),
+        (["traces.persistence.size=10Gi"], "size is 10Gi, of the claim {} 20Gi, which cannot sh"),
+        (["traces.persistence.storageClass=fast"], "storageClass is fast, of the claim {} standa"),
+        (["global.storageClass=fast,broker.persistence.enabled=false"], "storageClass is fast, of"),
+        (["traces.persistence.storageClass=-"], "storageClass is , of the claim {} standard"),
+        (
+            ["traces.persistence.accessModes={ReadWriteMany}"],
+            "accessModes is ReadWriteMany, of the claim {} ReadWriteOnce,",
+        ),
+    ],
+)
+def test_what_the_claim_of_traces_cannot_take_is_refused_by_its_name(helm, tmp_path, values, said):
+    """The class of a claim that named none is the cluster's own by now."""
+    lake = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "standard",
+        "resources": {"requests": {"storage": "20Gi"}},
+    }
+    with api_server(tmp_path, lake=lake) as kubeconfig:
+        done = rendered(helm, kubeconfig, "traces.report.enabled=true", *values)
+    check(done, said and f"traces: persistence.{said.format('test-duemq-trace-lake')}")
+
+
+def test_a_claim_of_traces_may_have_any_size(helm, tmp_path):
+    """2.1Gi is no whole number of bytes: Kubernetes keeps thousandths."""
+    sized = {"resources": {"requests": {"storage": "2254857830400m"}}}
+    lake = {"accessModes": ["ReadWriteOnce"], **sized}
+    values = "traces.report.enabled=true,traces.persistence.size=2.1Gi"
+    with api_server(tmp_path, lake=lake) as kubeconfig:
+        check(rendered(helm, kubeconfig, values), "")
+
+
+@pytest.mark.parametrize(("name", "refused"), [("duemq", False), ("queue", True)])
+def test_what_selects_the_pods_of_a_set_stays(helm, tmp_path, name, refused):
+    """Kubernetes would refuse it, too, after other objects were changed."""
+    labels = {"app.kubernetes.io/name": "duemq", "app.kubernetes.io/instance": "test"}
+    spec = {
+        "volumeClaimTemplates": [MADE],
+        "selector": {"matchLabels": {**labels, "app.kubernetes.io/component": "broker"}},
+    }
+    given = f"nameOverride={name},fullnameOverride=test-duemq"
+    with api_server(tmp_path, broker=spec) as kubeconfig:
+        done = rendered(helm, kubeconfig, given)
+    said = "nameOverride makes it queue, what selects the pods of the StatefulSet test-duemq-broker"
+    check(done, said if refused else "")

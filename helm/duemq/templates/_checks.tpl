@@ -13,6 +13,11 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Of a volume that is there: 2.1Gi is no whole number of bytes, Kubernetes has it in thousandths. */}}
+{{- define "duemq.bytesThere" -}}
+{{- ternary (mulf 0.001 (trimSuffix "m" . | float64)) (include "duemq.amount" . | float64) (hasSuffix "m" .) -}}
+{{- end -}}
+
 {{/* A process that refuses a setting would be away, one of each role, until somebody looks. */}}
 {{- define "duemq.role.checkSettings" -}}
 {{- $role := . -}}
@@ -48,6 +53,38 @@
 {{- $segment := include "duemq.amount" (default 0 .values.settings.segment_bytes) | float64 }}
 {{- if ge (addf $segment $free) $size }}
 {{- fail (printf "broker: persistence.size is %s, settings.segment_bytes %v: the disk would be full before the first segment is, and only whole ones are ever removed; make segments smaller, or the volume larger" .values.persistence.size .values.settings.segment_bytes) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Kubernetes refuses another one, after half of the upgrade. */}}
+{{- define "duemq.role.checkSelector" -}}
+{{- $set := include "duemq.role.setName" . }}
+{{- $wanted := include "duemq.name" .root }}
+{{- $there := dig "spec" "selector" "matchLabels" "app.kubernetes.io/name" $wanted (lookup "apps/v1" "StatefulSet" .root.Release.Namespace $set) }}
+{{- if ne $there $wanted }}
+{{- fail (printf "nameOverride makes it %s, what selects the pods of the StatefulSet %s, which is %s and cannot be changed" $wanted $set $there) }}
+{{- end }}
+{{- end -}}
+
+{{/* As above; of a claim that named no class the cluster has filled it in. */}}
+{{- define "duemq.traces.checkClaim" -}}
+{{- $wanted := .Values.traces.persistence }}
+{{- $name := printf "%s-trace-lake" (include "duemq.fullname" .) }}
+{{- with lookup "v1" "PersistentVolumeClaim" .Release.Namespace $name }}
+{{- $spec := default dict .spec }}
+{{- $values := dict "accessModes" (list (join "," $spec.accessModes) (join "," $wanted.accessModes)) }}
+{{- with default $.Values.global.storageClass $wanted.storageClass }}
+{{- $_ := set $values "storageClass" (list (default "" $spec.storageClassName) (ternary "" . (eq . "-"))) }}
+{{- end }}
+{{- range $key, $pair := $values }}
+{{- if ne (first $pair) (last $pair) }}
+{{- fail (printf "traces: persistence.%s is %s, of the claim %s %s, which cannot be changed: delete the claim, and with it what was landed, or leave the value" $key (last $pair) $name (first $pair)) }}
+{{- end }}
+{{- end }}
+{{- $size := dig "resources" "requests" "storage" $wanted.size $spec }}
+{{- if gt (include "duemq.bytesThere" $size | float64 | floor) (include "duemq.amount" $wanted.size | float64 | ceil) }}
+{{- fail (printf "traces: persistence.size is %s, of the claim %s %s, which cannot shrink" $wanted.size $name $size) }}
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -101,6 +101,7 @@ spec:
 
 {{- define "duemq.role.statefulSet" -}}
 {{- include "duemq.role.checkSettings" . -}}
+{{- include "duemq.role.checkSelector" . -}}
 {{- $fullname := include "duemq.role.setName" . -}}
 {{/* Its pods get a label with the name and up to 11 characters more, of 63: beyond that there would be none. */}}
 {{- if gt (len $fullname) 52 }}
@@ -182,9 +183,7 @@ spec:
 {{- $_ := set $values "storageClass" (list (default "" $claim.spec.storageClassName) (ternary "" $class (eq $class "-"))) }}
 {{- $_ := set $values "annotations" (list (dig "metadata" "annotations" dict $claim | toJson) (default dict $wanted.annotations | toJson)) }}
 {{- $size := $claim.spec.resources.requests.storage }}
-{{- /* 2.1Gi is no whole number of bytes: Kubernetes has it in thousandths. */}}
-{{- $bytes := ternary (mulf 0.001 (trimSuffix "m" $size | float64)) (include "duemq.amount" $size | float64) (hasSuffix "m" $size) }}
-{{- if ne (printf "%.0f" $bytes) (include "duemq.amount" $wanted.size | float64 | printf "%.0f") }}
+{{- if ne (include "duemq.bytesThere" $size | float64 | printf "%.0f") (include "duemq.amount" $wanted.size | float64 | printf "%.0f") }}
 {{- $_ := set $values "size" (list $size $wanted.size) }}
 {{- end }}
 {{- end }}

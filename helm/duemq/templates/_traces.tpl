@@ -1,6 +1,7 @@
 {{/* Jobs over the lake of traces: one volume, one image with Spark. */}}
 
 {{- define "duemq.traces.claim" -}}
+{{- include "duemq.traces.checkClaim" . -}}
 {{- $claim := .Values.traces.persistence -}}
 {{/* The lake outlives the release, as the messages do. */}}
 {{- $annotations := merge (dict) $claim.annotations (dict "helm.sh/resource-policy" "keep") }}
