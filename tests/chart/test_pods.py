@@ -89,3 +89,20 @@ def test_pods_of_traces_have_labels_that_change_no_selector(helm):
 def test_what_kubernetes_takes_no_pod_with_is_refused_by_name(helm, values, said):
     with pytest.raises(RefusedValuesError, match=said):
         helm.template(overrides=values)
+
+
+def test_values_of_the_chart_before_are_enough(helm):
+    """`helm upgrade --reuse-values` takes its defaults, too: what is new is not there."""
+    new = ["runtimeClassName", "hostAliases", "dnsPolicy", "dnsConfig"]
+    more = ["podLabels", "podAnnotations", "priorityClassName"]
+    missing = {
+        **{
+            values: dict.fromkeys([*new, "extraContainers", "extraInitContainers"])
+            for _, values in ROLES.values()
+        },
+        "traces": dict.fromkeys([*new, *more]),
+        "metrics": {"prometheusRule": None, "dashboard": None},
+    }
+    on = {"report": {"enabled": True}, "landing": {"enabled": True}}
+    before = {**missing, "traces": {**missing["traces"], **on}}
+    assert helm.template(overrides=before) == helm.template(overrides={"traces": on})
