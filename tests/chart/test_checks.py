@@ -117,6 +117,20 @@ def test_no_warning_is_of_the_values_as_they_are(helm4):
     assert "WARNING" not in notes(helm4, {})
 
 
+def test_no_warning_is_of_what_is_null(helm4):
+    """It is the process's own then, and Kubernetes' for pods."""
+    given = {
+        values: {
+            "terminationGracePeriodSeconds": None,
+            "settings": dict.fromkeys(free_settings(role)),
+        }
+        for role, (_, values) in ROLES.items()
+    }
+    assert "WARNING" not in notes(helm4, given)
+    late = {"terminationGracePeriodSeconds": None, "settings": {"drain_timeout": "30s"}}
+    assert "WARNING: broker.terminationGracePeriodSeconds is 30" in notes(helm4, {"broker": late})
+
+
 @pytest.mark.parametrize("name", ["part-of", "version", "component", "managed-by"])
 def test_a_common_label_of_the_charts_own_is_there_once(helm, name):
     """Of two the last one would count: a ServiceMonitor found no Service, kustomize none at all."""
