@@ -128,6 +128,7 @@ class Upkeep:
             self._complain("free space", error)
             return
         left = free - self._settings.free_bytes_min
+        self._meters.disk_left_bytes.set(left)
         read_only = left < 0
         if not read_only:  # how fast it went until now says nothing of what comes next
             self.pause_s = min(max(left / BYTES_S_MAX, INTERVAL_S_MIN), INTERVAL_S)

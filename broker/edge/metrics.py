@@ -68,6 +68,11 @@ class Meters:
             "Spans of queues that wait for their run of the key index",
             registry=registry,
         )
+        self.disk_left_bytes = Gauge(
+            "duemq_broker_disk_left_bytes",
+            "Free bytes of the disk beyond free_bytes_min, when upkeep last looked",
+            registry=registry,
+        )
 
         self.clock_jumps = Counter(
             "duemq_broker_clock_jumps", "Jumps of the clock by a minute or more", registry=registry

@@ -321,6 +321,16 @@ async def test_space_is_looked_at_more_often_the_less_there_is(
     assert world.upkeep.pause_s == INTERVAL_S
 
 
+async def test_what_is_left_of_the_disk_is_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for left in (5 << 20, -7):
+        monkeypatch.setattr(world.disk, "free_bytes", lambda _, left=left: (1 << 20) + left)
+        await world.passes(60_000)
+        assert world.registry.get_sample_value("duemq_broker_disk_left_bytes") == left
+        assert world.store.read_only == (left < 0)
+
+
 async def test_space_is_looked_at_while_retention_takes_its_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
