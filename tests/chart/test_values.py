@@ -370,6 +370,8 @@ def test_the_charts_readme_names_every_value():
         ({"leaseStore": "etcd:fd00::1:2379"}, "leaseStore"),
         # What is null is not there: pods would be told of no nameserver, shard or volume.
         ({"clusterDomain": None}, "clusterDomain"),
+        ({"clusterDomain": "a..b"}, "clusterDomain"),
+        ({"clusterDomain": "a.-b"}, "clusterDomain"),
         ({"leaseStore": None, "broker": {"replicasPerBroker": 3}}, "leaseStore"),
         ({"image": {"repository": None}}, "repository"),
         ({"nameserver": {"replicas": None}}, "replicas"),
