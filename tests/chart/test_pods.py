@@ -91,6 +91,17 @@ def test_what_kubernetes_takes_no_pod_with_is_refused_by_name(helm, values, said
         helm.template(overrides=values)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_report_is_made_by_the_clock_of_its_zone(helm):
+    given = {"enabled": True, "schedule": "0 6 * * *", "timeZone": "Europe/Berlin"}
+    report = find(helm.template(overrides={"traces": {"report": given}}), "CronJob", "-report")
+    assert report["spec"]["timeZone"] == "Europe/Berlin"
+    kubernetes_validate.validate(report, "1.35", strict=True)
+    given.pop("timeZone")
+    report = find(helm.template(overrides={"traces": {"report": given}}), "CronJob", "-report")
+    assert "timeZone" not in report["spec"]
+
+
 def test_values_of_the_chart_before_are_enough(helm):
     """`helm upgrade --reuse-values` takes its defaults, too: what is new is not there."""
     new = ["runtimeClassName", "hostAliases", "dnsPolicy", "dnsConfig"]
@@ -103,6 +114,6 @@ def test_values_of_the_chart_before_are_enough(helm):
         "traces": dict.fromkeys([*new, *more]),
         "metrics": {"prometheusRule": None, "dashboard": None},
     }
-    on = {"report": {"enabled": True}, "landing": {"enabled": True}}
+    on = {"report": {"enabled": True, "timeZone": None}, "landing": {"enabled": True}}
     before = {**missing, "traces": {**missing["traces"], **on}}
     assert helm.template(overrides=before) == helm.template(overrides={"traces": on})
