@@ -90,7 +90,7 @@ class SendBacks:
         checks.between("deliveries", failure.deliveries, 0, ATTEMPT_MAX)
         queue = self._store.queue(key.topic, key.queue_id, failure.topic_id)
         self._store.offsets.check_acquired(key, failure.generation)
-        if self._store.offsets.is_done(key, failure.offset):
+        if failure.offset >= 0 and self._store.offsets.is_done(key, failure.offset):
             return None
         low, high = queue.min_offset, queue.max_offset
         if not low <= failure.offset < high:

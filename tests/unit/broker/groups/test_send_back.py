@@ -210,6 +210,12 @@ def test_the_story_of_another_group_is_not_continued() -> None:
     )
 
 
+def test_what_never_was_is_no_duplicate() -> None:
+    store = filled(FaultyDisk())
+    offset_changes.put(store, GROUP, [(KEY, Progress(2, 0))])
+    assert errors_of(sent_back(store, Failure(KEY, -1))) == [OffsetOutOfRange]
+
+
 def test_what_the_group_is_done_with_is_a_duplicate_and_costs_no_log() -> None:
     store = filled(FaultyDisk())
     offset_changes.put(store, GROUP, [(KEY, Progress(2, 7))])
