@@ -137,7 +137,7 @@ class OffsetRequests:
         self, group: str, commits: Sequence[broker_pb2.OffsetCommit], timer_id: int = 0
     ) -> Results:
         """Stores how far a group is; that of the timer service only for the queues' owner."""
-        _check(group, len(commits))
+        _check(group, len(commits), "commits")
         group_changes.check_known(self._store, group)
         results: Results = []
         settled = 0
@@ -222,9 +222,9 @@ class OffsetRequests:
         return result
 
 
-def _check(group: str, queues: int) -> None:
+def _check(group: str, queues: int, field: str = "queues") -> None:
     names.check_group(group)
-    checks.count("queues", queues, 1, OFFSET_QUEUES_MAX, "in a request")
+    checks.count(field, queues, 1, OFFSET_QUEUES_MAX, "in a request")
 
 
 def _result(queue: Queue, offset: int) -> broker_pb2.OffsetResult:

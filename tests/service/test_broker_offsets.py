@@ -200,3 +200,21 @@ async def test_commits_of_one_request_do_not_go_back_either(client: Client) -> N
         assert results[1].offset >= 7
         assert (await committed(client))[topic, 0] == stands
     assert results[2].error.code == error_pb2.FENCED_MEMBER
+
+
+@pytest.mark.parametrize("count", [0, 4_097])
+async def test_a_request_says_of_what_it_has_too_few_or_too_many(
+    client: Client, count: int
+) -> None:
+    topic = topic_name()
+    await client.send(batch(topic, [b"a"]))
+    ref = message_pb2.QueueRef(topic=topic, broker="b1")
+    commits = [broker_pb2.OffsetCommit(topic=topic)] * count
+    acquire = broker_pb2.AcquireQueuesRequest(group=GROUP, generation=1, queues=[ref] * count)
+    commit = broker_pb2.CommitOffsetsRequest(group=GROUP, commits=commits)
+    with pytest.raises(InvalidArgument) as caught:
+        await status.answer(client.broker.AcquireQueues(acquire))
+    assert (caught.value.field, caught.value.value) == ("queues", str(count))
+    with pytest.raises(InvalidArgument) as caught:
+        await status.answer(client.broker.CommitOffsets(commit))
+    assert (caught.value.field, caught.value.value) == ("commits", str(count))
