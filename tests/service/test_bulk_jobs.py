@@ -133,8 +133,9 @@ async def test_where_to_move_is_checked(cluster: Cluster, tmp_path: Path) -> Non
             with pytest.raises(InvalidArgument, match="to_topic"):
                 await admin.move_pending(TOPIC, wrong)
         for dry_run in (True, False):
-            with pytest.raises(TopicNotFound, match="nowhere"):
+            with pytest.raises(TopicNotFound, match="nowhere") as caught:
                 await admin.move_pending(TOPIC, "nowhere", dry_run=dry_run)
+            assert (caught.value.field, caught.value.value) == ("to_topic", "nowhere")
 
 
 async def test_a_shard_that_is_away_is_named(cluster: Cluster, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class BulkRequests:
         self._links.check_may_serve()
         known = self._shard.scheduler.bulk.find(request.request_id)
         if which.to_topic and (known is None or request.dry_run):
-            await topic_queues(self._links, which.to_topic)  # of a repeat it may be gone by now
+            # Of a repeat it may be gone by now.
+            await topic_queues(self._links, which.to_topic, "to_topic")
         if request.dry_run:
             count = await self._shard.bulk.count(which)
             return timer_pb2.ChangePendingResponse(count=count, over=True)

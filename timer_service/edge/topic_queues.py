@@ -13,23 +13,23 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 TOPIC_WAIT_S = 2.0
 
 
-async def topic_queues(links: BrokerLinks, topic: str) -> Sequence[Queue]:
-    """The topic's.  Raises NotReady, TopicNotFound, Unavailable."""
+async def topic_queues(links: BrokerLinks, topic: str, field: str = "topic") -> Sequence[Queue]:
+    """The topic's, which is named in `field`.  Raises NotReady, TopicNotFound, Unavailable."""
     queues = links.queues_of(topic)
     if not queues:
         queues = await links.queues_soon(topic, TOPIC_WAIT_S)
     if queues:
         return queues
     if not links.routes_known:
-        raise NotReady("this timer service does not know the routes yet", field="topic")
+        raise NotReady("this timer service does not know the routes yet", field=field)
     if lost := ", ".join(links.lost_brokers):
         raise Unavailable(
-            f"no broker serves topic {topic!r}; lost lately: {lost}", field="topic", value=topic
+            f"no broker serves topic {topic!r}; lost lately: {lost}", field=field, value=topic
         )
     if any(await asyncio.gather(*(each.has_topic(topic) for each in links.live))):
-        raise NotReady(f"the route of topic {topic!r} is on its way", field="topic", value=topic)
+        raise NotReady(f"the route of topic {topic!r} is on its way", field=field, value=topic)
     raise TopicNotFound(
         f"no broker serves topic {topic!r}: make it first, as with `duemq topic create`",
-        field="topic",
+        field=field,
         value=topic,
     )
