@@ -10,6 +10,19 @@ from duemq_server.local_cluster import EmbeddedCluster
 from tests.certificates import authority, certificate, needs_openssl
 from tests.clients.programs import CLIENTS, CONSUMERS, TIMER_KEYS, command_of, run
 
+ALLOWED = """
+[[allow]]
+names = ["server"]
+service = true
+
+[[allow]]
+names = ["mine"]
+admin = true
+
+[[allow]]
+names = ["stranger"]
+receive = ["*"]
+"""
 pytestmark = [needs_openssl, pytest.mark.toolchain, pytest.mark.cluster]
 
 
@@ -27,7 +40,12 @@ def mine(ca):
 def cluster(tmp_path_factory, ca):
     tls = certificate(ca, "server")
     directory = tmp_path_factory.mktemp("tls-cluster")
-    with EmbeddedCluster(directory, brokers=1, tls=tls, verify_clients=True) as running:
+    (directory / "permissions.toml").write_text(ALLOWED)
+    permitted = ("--permissions", str(directory / "permissions.toml"))
+    flags = dict.fromkeys(("nameserver", "broker", "timer"), permitted)
+    with EmbeddedCluster(
+        directory / "data", brokers=1, tls=tls, verify_clients=True, flags=flags
+    ) as running:
         yield running
 
 
@@ -66,3 +84,17 @@ def test_a_generated_consumer_speaks_tls(language, cluster, mine, stubs):
     done = run(command, *place, PYTHONPATH=str(stubs), **variables_of(mine))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"body": "fail", "tag": "", "attempt": 1}
+
+
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_a_generated_consumer_ends_where_it_has_no_right(language, cluster, ca, mine, stubs):
+    command = command_of(language, CONSUMERS)
+    topic = group = f"denied-{language}"
+    with Admin(cluster.nameserver, settings=ClientSettings(tls=mine)) as admin:
+        admin.create_topic(topic, queues=1)
+    stranger = certificate(ca, "stranger", san="DNS:stranger")
+    place = (cluster.nameserver, group, topic, "1")
+    done = run(command, *place, PYTHONPATH=str(stubs), **variables_of(stranger))
+    assert done.returncode != 0
+    assert "PERMISSION_DENIED" in done.stderr
+    assert group in done.stderr

@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand"
 	"os"
@@ -17,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 )
 
 func check(err error) {
@@ -126,13 +126,11 @@ func main() {
 	require(all["go-4"].DueMs <= time.Now().UnixMilli(), "nothing early")
 
 	// A refusal says what is wrong.
-	var trailer metadata.MD
 	_, err = broker.Send(at, &pb.SendRequest{Batches: []*pb.Batch{{Topic: topic, QueueId: 99,
-		Records: &pb.RecordBatch{Records: []*pb.Record{record("go-6", "x", "")}}}}}, grpc.Trailer(&trailer))
-	require(err != nil, "queue 99 to be refused")
-	refusal := &pb.Error{}
-	check(proto.Unmarshal([]byte(trailer.Get("duemq-error-bin")[0]), refusal))
-	require(refusal.Field == "queue_id" && refusal.Value == "99", "the field and value of the refusal")
+		Records: &pb.RecordBatch{Records: []*pb.Record{record("go-6", "x", "")}}}}})
+	var refusal *dial.Refusal
+	require(errors.As(err, &refusal), "queue 99 to be refused")
+	require(refusal.Said.Field == "queue_id" && refusal.Said.Value == "99", "the field and value of the refusal")
 
 	check(json.NewEncoder(os.Stdout).Encode(map[string]any{"ok": true, "records": len(all), "refused": status.Code(err).String()}))
 }

@@ -81,6 +81,8 @@ class BrokerLoop {
         await this.pull();
       } catch (error) { // the call as a whole failed; everything here may be repeated: nothing is done twice
         if (error.code === undefined) throw error;
+        const refusal = refusalOf(error);
+        if (refusal && !refusal.retryable && !GONE.has(refusal.code)) throw new Refused(describe(error));
         console.error(describe(error));
         await sleep(BACKOFF_MS);
       }
@@ -212,9 +214,15 @@ class BrokerLoop {
   }
 }
 
-// What a failed call says.  The trailer `duemq-error-bin` holds a whole duemq.v1.Error for those who decode it.
+// What a server says of a call that failed: a duemq.v1.Error.  Nothing where the failure is gRPC's own.
+function refusalOf(error) {
+  const [trailer] = error.metadata?.get("duemq-error-bin") ?? [];
+  return trailer && definition["duemq.v1.Error"].deserialize(trailer);
+}
+
 function describe(error) {
-  return `${grpc.status[error.code]}: ${error.details}`;
+  const refusal = refusalOf(error);
+  return refusal ? `${refusal.code}: ${refusal.message}` : `${grpc.status[error.code]}: ${error.details}`;
 }
 
 const [nameserver, group, topic, count, start] = process.argv.slice(2);

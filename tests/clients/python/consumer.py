@@ -92,6 +92,10 @@ class BrokerLoop(threading.Thread):
                 self.done.end(str(error))
                 return
             except grpc.RpcError as error:  # the call as a whole failed
+                refusal = refusal_of(error)
+                if refusal and not refusal.retryable and refusal.code not in GONE:
+                    self.done.end(describe(error))
+                    return
                 print(describe(error), file=sys.stderr)
                 # Everything here may be repeated: pulls and commits change nothing twice.
                 time.sleep(BACKOFF_S)
@@ -269,12 +273,16 @@ class Countdown:
 
 
 def describe(error: grpc.RpcError) -> str:
-    """What a failed call says: the trailer `duemq-error-bin` holds the whole Error."""
-    details = dict(error.trailing_metadata() or ()).get("duemq-error-bin")
-    if details is None:
+    refusal = refusal_of(error)
+    if refusal is None:
         return f"{error.code().name}: {error.details()}"
-    found = error_pb2.Error.FromString(details)
-    return f"{error_pb2.ErrorCode.Name(found.code)}: {found.message}"
+    return f"{error_pb2.ErrorCode.Name(refusal.code)}: {refusal.message}"
+
+
+def refusal_of(error: grpc.RpcError) -> error_pb2.Error | None:
+    """What a server says of a call that failed; None where the failure is gRPC's own."""
+    details = dict(error.trailing_metadata() or ()).get("duemq-error-bin")
+    return None if details is None else error_pb2.Error.FromString(details)
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -88,11 +87,12 @@ type brokerLoop struct {
 func (l *brokerLoop) run() error {
 	for {
 		err := l.step()
-		if errors.As(err, &refused{}) {
+		var refusal *dial.Refusal // of a call as a whole
+		if errors.As(err, &refused{}) || errors.As(err, &refusal) && !refusal.Said.Retryable && !gone(refusal.Said) {
 			return err
 		}
-		if err != nil { // the call as a whole failed; everything here may be repeated: nothing is done twice
-			fmt.Fprintln(os.Stderr, describe(err))
+		if err != nil { // everything here may be repeated: nothing is done twice
+			fmt.Fprintln(os.Stderr, err)
 			time.Sleep(backoff)
 		}
 	}
@@ -330,8 +330,8 @@ func (l *brokerLoop) repeat(what string, call func(context.Context) (*pb.Error, 
 // again returns nil, a moment later, where the same request can succeed now.
 func again(what string, e *pb.Error) error {
 	switch {
-	case e.Code == pb.ErrorCode_TOPIC_NOT_FOUND || e.Code == pb.ErrorCode_TOPIC_REPLACED:
-		return errGone // the topic was deleted, and perhaps made anew: what is known of its queues is over
+	case gone(e):
+		return errGone
 	case !e.Retryable:
 		return refused{fmt.Errorf("%s: %s: %s", what, e.Code, e.Message)}
 	}
@@ -340,9 +340,9 @@ func again(what string, e *pb.Error) error {
 	return nil
 }
 
-// describe says what a failed call says.  Its trailer `duemq-error-bin` (grpc.Trailer) holds a whole pb.Error.
-func describe(err error) string {
-	return status.Code(err).String() + ": " + status.Convert(err).Message()
+// gone: the topic was deleted, and perhaps made anew.  What is known of its queues is over.
+func gone(e *pb.Error) bool {
+	return e.Code == pb.ErrorCode_TOPIC_NOT_FOUND || e.Code == pb.ErrorCode_TOPIC_REPLACED
 }
 
 func exitOn(err error) {

@@ -2,6 +2,7 @@
 package dial
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -9,11 +10,16 @@ import (
 	"os"
 	"time"
 
+	pb "clienttest/duemqv1"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 const answerBytes = 16 << 20 // a pull answers up to 8 MiB; gRPC alone takes 4
@@ -33,8 +39,31 @@ func To(address string) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	return grpc.NewClient(address, grpc.WithTransportCredentials(transport),
-		grpc.WithKeepaliveParams(pings), grpc.WithConnectParams(attempts),
+		grpc.WithKeepaliveParams(pings), grpc.WithConnectParams(attempts), grpc.WithUnaryInterceptor(read),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerBytes)))
+}
+
+// Refusal is a call that failed, and what the server says of it.
+type Refusal struct {
+	Said   *pb.Error
+	status *status.Status
+}
+
+func (r *Refusal) Error() string { return r.Said.Code.String() + ": " + r.Said.Message }
+
+// GRPCStatus has status.Code say what gRPC says.
+func (r *Refusal) GRPCStatus() *status.Status { return r.status }
+
+// read has calls fail with a Refusal where a server said why.  Any other failure is gRPC's own.
+func read(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, call grpc.UnaryInvoker,
+	options ...grpc.CallOption) error {
+	var trailer metadata.MD
+	err := call(ctx, method, request, answer, conn, append(options, grpc.Trailer(&trailer))...)
+	said := &pb.Error{}
+	if text := trailer.Get("duemq-error-bin"); err == nil || len(text) != 1 || proto.Unmarshal([]byte(text[0]), said) != nil {
+		return err
+	}
+	return &Refusal{said, status.Convert(err)}
 }
 
 // transport is TLS if DUEMQ_TLS_CA names whom to trust.  DUEMQ_TLS_CERT and DUEMQ_TLS_KEY are shown where certificates

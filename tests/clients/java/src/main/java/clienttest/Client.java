@@ -20,8 +20,6 @@ import java.util.concurrent.TimeUnit;
 /** A DueMQ client with nothing but generated code. */
 public final class Client {
     private static final List<ManagedChannel> CHANNELS = new ArrayList<>();
-    private static final Metadata.Key<byte[]> REFUSAL =
-            Metadata.Key.of("duemq-error-bin", Metadata.BINARY_BYTE_MARSHALLER);
     private static final Metadata.Key<String> STORE_ID =
             Metadata.Key.of("duemq-store-id", Metadata.ASCII_STRING_MARSHALLER);
 
@@ -126,7 +124,7 @@ public final class Client {
                     .setRecords(RecordBatch.newBuilder().addRecords(record("java-6", "x", "")))).build());
         } catch (StatusRuntimeException e) {
             refused = e.getStatus().getCode().name();
-            require(e.getTrailers().get(REFUSAL) != null, "the refusal in the trailers");
+            require(Dialer.refusal(e).getField().equals("queue_id"), "the field of the refusal");
         }
         require(!refused.isEmpty(), "queue 99 to be refused");
         System.out.printf("{\"ok\": true, \"records\": %d, \"refused\": \"%s\"}%n", all.size(), refused);

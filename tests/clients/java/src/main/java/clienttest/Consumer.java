@@ -105,7 +105,9 @@ public final class Consumer implements Runnable {
                     for (Queue queue : Set.copyOf(positions.keySet())) unlessGone(queue, () -> commit(queue));
                     pull();
                 } catch (StatusRuntimeException e) { // the call as a whole failed; all of this may be repeated
-                    System.err.println(e.getStatus()); // trailer `duemq-error-bin` holds a whole duemq.v1.Error
+                    Error error = Dialer.refusal(e);
+                    if (error != null && !error.getRetryable() && !isGone(error)) throw new Refused(address, error);
+                    System.err.println(error == null ? e.getStatus() : error.getMessage());
                     Thread.sleep(BACKOFF_MS);
                     channel.resetConnectBackoff();
                 }
@@ -263,11 +265,14 @@ public final class Consumer implements Runnable {
         }
     }
 
+    /** The topic was deleted, and perhaps made anew: what is known of its queues is over. */
+    private static boolean isGone(Error error) {
+        return error.getCode() == ErrorCode.TOPIC_NOT_FOUND || error.getCode() == ErrorCode.TOPIC_REPLACED;
+    }
+
     /** Returns, a moment later, where the same request can succeed now; else throws. */
     private static void again(String what, Error error) throws InterruptedException, Gone {
-        // The topic was deleted, and perhaps made anew: what is known of its queues is over.
-        boolean gone = error.getCode() == ErrorCode.TOPIC_NOT_FOUND || error.getCode() == ErrorCode.TOPIC_REPLACED;
-        if (gone) throw new Gone();
+        if (isGone(error)) throw new Gone();
         if (!error.getRetryable()) throw new Refused(what, error);
         System.err.println(what + ": " + error.getMessage());
         Thread.sleep(BACKOFF_MS);

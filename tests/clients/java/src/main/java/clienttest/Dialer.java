@@ -1,9 +1,13 @@
 package clienttest;
 
+import com.google.protobuf.InvalidProtocolBufferException;
+import duemq.v1.Error;
 import io.grpc.ChannelCredentials;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
+import io.grpc.Metadata;
+import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
 import java.io.File;
 import java.io.IOException;
@@ -17,6 +21,9 @@ final class Dialer {
     private static final int PING_S = 10;
     private static final int PING_TIMEOUT_S = 10;
 
+    private static final Metadata.Key<byte[]> REFUSAL =
+            Metadata.Key.of("duemq-error-bin", Metadata.BINARY_BYTE_MARSHALLER);
+
     private Dialer() {}
 
     /**
@@ -27,6 +34,17 @@ final class Dialer {
         return Grpc.newChannelBuilder(address, credentials()).maxInboundMessageSize(ANSWER_BYTES)
                 .keepAliveTime(PING_S, TimeUnit.SECONDS).keepAliveTimeout(PING_TIMEOUT_S, TimeUnit.SECONDS)
                 .keepAliveWithoutCalls(true).build();
+    }
+
+    /** What a server says of a call that failed; null where the failure is gRPC's own. */
+    static Error refusal(StatusRuntimeException failure) {
+        byte[] trailer = failure.getTrailers() == null ? null : failure.getTrailers().get(REFUSAL);
+        if (trailer == null) return null;
+        try {
+            return Error.parseFrom(trailer);
+        } catch (InvalidProtocolBufferException e) {
+            return null;
+        }
     }
 
     /**
