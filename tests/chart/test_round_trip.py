@@ -23,7 +23,8 @@ async def test_a_release_that_makes_no_topics_and_groups_by_itself_passes(tmp_pa
 
     def groups(nameserver):
         with duemq.Admin(nameserver) as admin:
-            return [each.name for each in admin.groups()]
+            # The shard has one of its own, as soon as it has noted how far it is.
+            return [each.name for each in admin.groups() if each.name != "%TIMER%"]
 
     async with (
         running_cluster(tmp_path, "b0", "b1", **refusing) as cluster,
