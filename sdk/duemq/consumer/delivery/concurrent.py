@@ -249,12 +249,8 @@ class ConcurrentDispatcher(Dispatcher[Work]):
         self._next_look = self._loop.call_later(self._look_s, self._look) if going_on else None
 
     def _cut_off(self, work: Work, index: int) -> None:
-        """Leaves a worker the message that it is busy with, and gives the rest to another.
-
-        Also the last one: what failed before it is told of now.
-        """
-        count = len(work.chunk.messages)
-        if self._batch or index >= count or count == 1:
+        """Leaves a worker the message that it is busy with, and gives the rest to another."""
+        if self._batch or index >= len(work.chunk.messages):
             return
         if work.chunk.cut_off(index):
             work.cut = index
