@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from duemq.consumer.delivery import in_place
 from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
 from duemq.consumer.fetching.fetcher import Source
@@ -647,6 +648,27 @@ async def test_a_message_that_takes_long_holds_up_its_own_key_only(
         slow.set()
         await until(lambda: done(queue))
     assert Counter(journal.offsets) == Counter(range(start + 120))
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=["done", "failed"])
+@either
+async def test_a_key_goes_on_although_another_one_of_its_run_takes_long(
+    asynchronous: bool, error: ValueError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, queue = Journal(), source()
+    journal.fail = {0: [error]} if error else {}
+    slow = journal.hold(1)
+    async with consuming("key", journal.callback(asynchronous), threads=2) as consumption:
+        monkeypatch.setattr(in_place, "RUN_S", 60.0)  # a worker takes all that there is
+        consumption.give(queue, "a", "b")
+        await until(lambda: 1 in journal.offsets)
+        consumption.give(queue, "a", "b")
+        await until(lambda: 2 in journal.offsets and queue.pending.commit_point == 1)
+        assert 3 not in journal.offsets
+        slow.set()
+        await until(lambda: done(queue))
+    assert [offset for offset, key, _ in journal.calls if key == "a"] == [0] * bool(error) + [0, 2]
+    assert [offset for offset, key, _ in journal.calls if key == "b"] == [1, 3]
 
 
 @either

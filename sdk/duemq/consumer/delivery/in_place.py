@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, Unpack
 
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.order_lanes import Failure, LaneEntry, OrderLane, OrderLanes
+from duemq.consumer.delivery.order_lanes import Failure, LaneEntry, OrderLane, OrderLanes, Segment
 from duemq.consumer.delivery.ordered_runs import Flow, OrderedCaller, OrderedRun
 from duemq.consumer.delivery.seams import Calling, Dispatcher
 from duemq.consumer.delivery.workers import Callback
@@ -114,7 +114,7 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
         self._set_timer(flow, now_ms)
 
     def _look(self) -> None:
-        """Frees what waits in a run behind a message that takes long, and need not follow it."""
+        """Frees what is in a run with a message that takes long, and need not follow it."""
         self._watch = None
         flows = [flow for flows in self._flows.values() for flow in flows if flow.runs]
         now_s = self._lease.clock()
@@ -122,7 +122,10 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
             hanging = [run for run in flow.runs if not run.stopped and now_s - run.began_s > HANG_S]
             for run in hanging:
                 run.stopped = True  # before the look at `current`
-                run.segments = flow.lanes.take_back(run.segments, run.current)
+                *past, hung = flow.lanes.take_back(run.segments, run.current)
+                run.segments = [hung]
+                if not flow.source.pending.dropped:
+                    self._hear(flow, past)
             if hanging:
                 self._feed(flow)
         if flows and self._watch is None:
@@ -185,10 +188,13 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
                 self._feed(follower)
             return
         self._learn(run)
-        for failure in flow.lanes.ended(run.segments):
-            self._judge(flow, failure)
-        self._settle(flow, [entry for segment in run.segments for entry in segment.entries])
+        self._hear(flow, run.segments)
         self._feed(flow)
+
+    def _hear(self, flow: Flow, segments: list[Segment[Message]]) -> None:
+        for failure in flow.lanes.ended(segments):
+            self._judge(flow, failure)
+        self._settle(flow, [entry for segment in segments for entry in segment.entries])
 
     def _settle(self, flow: Flow, entries: Sequence[LaneEntry[Message]]) -> None:
         pending = flow.source.pending
