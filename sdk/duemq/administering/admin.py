@@ -55,6 +55,7 @@ class Admin(
 
     async def close(self) -> None:
         """Ends the connections.  Idempotent."""
+        self._client.check_loop()
         await self._timer_calls.close()
         await self._client.close()
 

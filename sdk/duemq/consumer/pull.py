@@ -109,6 +109,7 @@ class PullConsumer(AsyncClient):
 
     async def close(self) -> None:
         """Ends; commits nothing by itself.  Idempotent."""
+        self._client.check_loop()
         self._closed = True
         self._news.set()
         for task in self._tasks:
@@ -240,6 +241,7 @@ class PullConsumer(AsyncClient):
         self, took: dict[MessageQueue, int], timeout_s: float = 1.0, messages_max: int = 500
     ) -> list[Message]:
         """`took`: is told the first offset of each queue."""
+        self._client.check_loop()
         checks.number("timeout_s", timeout_s, 0, POLL_S_MAX)
         checks.whole("messages_max", messages_max, 1, POLL_MESSAGES_MAX)
         deadline = monotonic() + timeout_s

@@ -170,6 +170,7 @@ class PushConsumer(AsyncClient):
         if self._ended is None:
             await self.start()
         assert self._ended is not None
+        self._client.check_loop()
         await _outcome(self._ended)
 
     async def close(self) -> None:
@@ -179,6 +180,7 @@ class PushConsumer(AsyncClient):
         others before `session_timeout_s` is over.  From within the callback it only begins to:
         `run` returns when all is done.
         """
+        self._client.check_loop()
         if self._ended is None:  # whoever starts it is too late
             self._ended = asyncio.get_running_loop().create_future()
             self._ended.set_result(None)

@@ -53,14 +53,14 @@ class Sender:
 
     # ── topics ───────────────────────────────────────────────────────────────────────
 
-    async def open_target(self, topic: str, timeout_s: float | None = None) -> Target:
+    async def open_target(self, topic: str, timeout_s: float = 0) -> Target:
         """Finds the topic, made if need be, and connects to its brokers.
 
         Raises TopicNotFound, InvalidArgument, PermissionDenied, Unavailable, Closed.
         """
         check_sent_to(topic)  # before it is made
         settings = self.pump.settings
-        timeout_s = settings.send_timeout_s if timeout_s is None else timeout_s
+        timeout_s = timeout_s or settings.send_timeout_s
         await self._client.topic_route(topic, create=settings.create_topics, timeout_s=timeout_s)
         if self._closed:
             raise Closed("the producer is closed")

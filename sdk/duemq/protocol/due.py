@@ -49,10 +49,7 @@ class Due(NamedTuple):
 
     @property
     def way(self) -> int:
-        """What shares a batch; in the lowest byte the field.
-
-        What a broker may refuse goes apart: a level that it lacks, a delay beyond the year 9999.
-        """
+        """What shares a batch, beside the field: what a broker may refuse goes apart."""
         apart = self.field == DELAY_LEVELS or self.value > FAR_MS
         return self.value << 8 | self.field if apart else self.field
 

@@ -64,6 +64,7 @@ class Client:
         self._addresses: dict[str, str] = {}
         self._starting = 0
         self._started = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self.cancel_calls = CancelCalls(self.channel)
 
@@ -80,6 +81,7 @@ class Client:
         channel.check(self.settings.tls)
         watcher = self._watcher
         if watcher is None:
+            self._loop = asyncio.get_running_loop()
             watcher = RouteWatcher(self.nameservers, self._routes, tls=self.settings.tls)
             self._watcher = watcher
             watcher.on_change(self._routes_changed)
@@ -91,7 +93,7 @@ class Client:
         finally:
             self._starting -= 1
             if not (self._started or self._starting):  # others may still wait for the routes
-                self._watcher = None
+                self._watcher = self._loop = None
                 await watcher.stop()
 
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
@@ -140,6 +142,7 @@ class Client:
 
     async def close(self) -> None:
         """Ends the watch and closes every channel, with the calls in them.  Idempotent."""
+        self.check_loop()
         self._closed = True
         for task in (*self._creating.values(), *self._making):
             task.cancel()
@@ -150,6 +153,12 @@ class Client:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the client is closed")
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raises Closed in another event loop."""
+        if self._loop not in (None, asyncio._get_running_loop()):
+            raise Closed("the client belongs to another event loop")
 
     @property
     def routes(self) -> RouteCache:
