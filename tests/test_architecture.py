@@ -54,7 +54,7 @@ CORES = (
 CORE_FILES = (
     *(
         f"sdk/duemq/consumer/delivery/{each}.py"
-        for each in ("failure_log", "order_lanes", "stalls")
+        for each in ("failure_log", "order_lanes")
     ),
     "sdk/duemq/consumer/fetching/process_queue.py",
     *(f"sdk/duemq/consumer/group/{each}.py" for each in ("holdings", "standing")),

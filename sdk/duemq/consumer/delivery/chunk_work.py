@@ -4,8 +4,9 @@ A message whose callback raises, or that a BatchFailed names, is set aside and r
 goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from time import monotonic
+from typing import Generic, TypeVar
 
 from duemq.consumer.delivery.calling import Calling, check_ran
 from duemq.consumer.delivery.workers import cancelling
@@ -16,6 +17,7 @@ from duemq.outcomes import errors_of
 from duemq.transport.retrying import Backoff
 
 Indices = tuple[int, ...]
+W = TypeVar("W", bound=Hashable)
 
 
 class Work:
@@ -182,3 +184,23 @@ def _failed_again(
     undone = {indices[place]: each for place, each in errors_of(error, messages).items()}
     work.failures.append(undone)
     work.finished = tuple(index for index in indices if index not in undone)
+
+
+class Stalls(Generic[W]):
+    """How long workers have been busy with one message.  Pure.
+
+    It looks now and then where each is, so that a callback that returns soon pays nothing for it.
+    A stall is noticed up to one interval between looks late, never early.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[W, tuple[int, float]] = {}  # work → position, since when
+
+    def look(self, now_s: float, busy: Mapping[W, int]) -> dict[W, float]:
+        """`busy`: all work that is being done → its position.  Answers seconds without progress."""
+        seen: dict[W, tuple[int, float]] = {}
+        for work, position in busy.items():
+            last, since_s = self._seen.get(work, (None, now_s))
+            seen[work] = position, since_s if last == position else now_s
+        self._seen = seen
+        return {work: now_s - since_s for work, (_, since_s) in seen.items()}

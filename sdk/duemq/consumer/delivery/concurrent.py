@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Unpack
 
-from duemq.consumer.delivery.chunk_work import Caller, Indices, Work
+from duemq.consumer.delivery.chunk_work import Caller, Indices, Stalls, Work
 from duemq.consumer.delivery.seams import Calling, Dispatcher
-from duemq.consumer.delivery.stalls import Stalls
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk

@@ -1,4 +1,4 @@
-from duemq.consumer.delivery.stalls import Stalls
+from duemq.consumer.delivery.chunk_work import Stalls
 
 
 def test_time_counts_while_the_position_stays() -> None:
