@@ -9,6 +9,7 @@ import yaml
 CHART = Path(__file__).resolve().parents[2] / "helm" / "duemq"
 HELM = Path(sys.prefix) / "helm"
 VALUES = ["default", "minimal", "full", "replicated", "replicated-etcd", "traces", "tls"]
+VALUES += ["external", "external-replicated"]
 
 
 class Helm:

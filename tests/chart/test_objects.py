@@ -13,6 +13,7 @@ NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 CLAIM = "PersistentVolumeClaim"
 NOT_KUBERNETES_OWN = {"ServiceMonitor", "PrometheusRule"}
+POD_NAME = "statefulset.kubernetes.io/pod-name"
 # The oldest that Chart.yaml allows, the one of `make kind-test`, the newest known.
 VERSIONS = ["1.28", "1.35", "1.37"]
 
@@ -81,9 +82,12 @@ def test_selectors_find_exactly_one_set_of_pods_and_services_all_of_a_role(objec
     for one in of_kind(objects, "StatefulSet", "PodDisruptionBudget"):
         assert len(matching(one["spec"]["selector"]["matchLabels"])) == 1
     for one in of_kind(objects, "Service"):
-        selector = one["spec"]["selector"]
+        selector = dict(one["spec"]["selector"])
+        pod = selector.pop(POD_NAME, None)  # which the set's controller puts on
         role = selector["app.kubernetes.io/component"]
-        assert matching(selector) == [name for name, _, _ in pods(objects) if f"-{role}" in name]
+        of_role = [name for name, _, _ in pods(objects) if f"-{role}" in name]
+        assert matching(selector) == of_role
+        assert pod is None or pod.rpartition("-")[0] in of_role
 
 
 def test_every_set_has_its_own_budget_unless_there_is_none_of_the_role(objects):
@@ -114,7 +118,9 @@ def test_every_set_has_its_headless_service_that_names_pods_before_they_are_read
 
 def test_ports_are_ports_and_services_point_at_them(objects):
     for one in of_kind(objects, "Service"):
-        selector = one["spec"]["selector"].items()
+        selector = one["spec"]["selector"].items() - {
+            (POD_NAME, one["spec"]["selector"].get(POD_NAME))
+        }
         for spec in [spec for _, labels, spec in pods(objects) if selector <= labels.items()]:
             named = {port["name"]: port for port in spec["containers"][0]["ports"]}
             for port in one["spec"]["ports"]:

@@ -103,6 +103,71 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of a role that keeps data: each of its pods must have an address of its own outside. */}}
+{{- define "duemq.external.check" -}}
+{{- $external := .root.Values.external }}
+{{- $name := printf "external.%s" (ternary "timerService" .role (eq .role "timer-service")) }}
+{{- $values := include "duemq.external.values" . | fromJson }}
+{{- $pods := include "duemq.external.pods" . | fromJsonArray }}
+{{- if not $values.host }}
+{{- fail (printf "%s.host must be given: it is what clients outside are told, for instance b{ordinal}.mq.example.org" $name) }}
+{{- end }}
+{{- $hosts := list }}
+{{- range $pods }}
+{{- $host := include "duemq.external.host" (set . "host" $values.host) }}
+{{- if regexMatch "[{}]" $host }}
+{{- fail (printf "%s.host is %s: {ordinal} stands for a number and, with replicas, {replica}, and nothing else does" $name $values.host) }}
+{{- end }}
+{{- $hosts = append $hosts $host }}
+{{- end }}
+{{- if eq $external.type "LoadBalancer" }}
+{{- if lt (uniq $hosts | len) (len $pods) }}
+{{- fail (printf "%s.host is %s: %d pods would have one address; put {ordinal} into it, and with replicas {replica}" $name $values.host (len $pods)) }}
+{{- end }}
+{{- if $values.nodePorts }}
+{{- fail (printf "%s.nodePorts is for external.type NodePort, which is LoadBalancer" $name) }}
+{{- end }}
+{{- else if lt (len $values.nodePorts) (len $pods) }}
+{{- fail (printf "%s.nodePorts has %d, there are %d pods: clients outside are told a port of each" $name (len $values.nodePorts) (len $pods)) }}
+{{- end }}
+{{- end -}}
+
+{{/* By whatever template is made first: they have no order. */}}
+{{- define "duemq.external.checkAll" -}}
+{{- $external := .Values.external }}
+{{- include "duemq.external.check" (dict "root" . "role" "broker" "values" .Values.broker "size" .Values.broker.replicasPerBroker) }}
+{{- include "duemq.external.check" (dict "root" . "role" "timer-service" "values" .Values.timerService "size" .Values.timerService.replicasPerShard) }}
+{{- if eq $external.type "LoadBalancer" }}
+{{- if $external.nameserver.nodePort }}
+{{- fail "external.nameserver.nodePort is for external.type NodePort, which is LoadBalancer" }}
+{{- end }}
+{{- else if $external.loadBalancerSourceRanges }}
+{{- fail "external.loadBalancerSourceRanges is for external.type LoadBalancer, which is NodePort: nobody would be kept out; see networkPolicy.externalClients" }}
+{{- end }}
+{{- if contains "{" $external.nameserver.host }}
+{{- fail (printf "external.nameserver.host is %s: one Service is of all nameservers, no number stands in it" $external.nameserver.host) }}
+{{- end }}
+{{- $taken := dict }}
+{{- range concat (list $external.nameserver.nodePort) $external.broker.nodePorts $external.timerService.nodePorts }}
+{{- if . }}
+{{- $port := int . | toString }}
+{{- if hasKey $taken $port }}
+{{- fail (printf "external: node port %s is there twice, of two Services" $port) }}
+{{- end }}
+{{- $_ := set $taken $port true }}
+{{- end }}
+{{- end }}
+{{- range $name, $values := dict "nameserver" .Values.nameserver "broker" .Values.broker "timerService" .Values.timerService }}
+{{- $port := (get $external $name).port | int }}
+{{- $others := list (int $values.port) }}
+{{- if $.Values.metrics.enabled }}{{ $others = append $others (int $values.metricsPort) }}{{ end }}
+{{- if $.Values.tls.secretName }}{{ $others = append $others (int $.Values.tls.healthPort) }}{{ end }}
+{{- if has $port $others }}
+{{- fail (printf "external.%s.port is %d, which is another port of its pods" $name $port) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of the values that belong to no role. */}}
 {{- define "duemq.check" -}}
 {{- $fullname := include "duemq.fullname" . }}
@@ -123,6 +188,9 @@
 {{- end }}
 {{- if and .Values.traces.report.enabled .Values.traces.landing.enabled (has "ReadWriteOncePod" .Values.traces.persistence.accessModes) }}
 {{- fail "traces.persistence.accessModes is ReadWriteOncePod, but both traces.landing and traces.report need the volume: no report would ever start" }}
+{{- end }}
+{{- if .Values.external.enabled }}
+{{- include "duemq.external.checkAll" . }}
 {{- end }}
 {{- $kept := 0.0 }}
 {{- range regexFindAll "[0-9.]+[a-z]+" .Values.traces.keep -1 }}

@@ -260,6 +260,14 @@ containers:
       {{- end }}
       - --health-listen=0.0.0.0:{{ .root.Values.tls.healthPort }}
       {{- end }}
+      {{- if .root.Values.external.enabled }}
+      {{- include "duemq.external.checkAll" .root }}
+      {{- $external := include "duemq.external.values" . | fromJson }}
+      - --external-listen=0.0.0.0:{{ int $external.port }}
+      {{- if ne .role "nameserver" }}
+      - --external-advertise={{ include "duemq.external.advertise" . }}
+      {{- end }}
+      {{- end }}
       {{- if ne .role "nameserver" }}
       - --name={{ default "$(POD_NAME)" .group }}
       - --data-dir=/var/lib/duemq
@@ -284,7 +292,7 @@ containers:
         valueFrom:
           fieldRef:
             fieldPath: metadata.name
-      {{- if or .group (eq .role "timer-service") }}
+      {{- if or .group (eq .role "timer-service") (and (eq .role "broker") .root.Values.external.enabled) }}
       - name: POD_INDEX
         valueFrom:
           fieldRef:
@@ -320,6 +328,11 @@ containers:
       {{- if .root.Values.metrics.enabled }}
       - name: metrics
         containerPort: {{ .values.metricsPort }}
+        protocol: TCP
+      {{- end }}
+      {{- if .root.Values.external.enabled }}
+      - name: external
+        containerPort: {{ (include "duemq.external.values" . | fromJson).port | int }}
         protocol: TCP
       {{- end }}
       {{- if .root.Values.tls.secretName }}
