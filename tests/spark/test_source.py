@@ -18,13 +18,18 @@ from duemq.telemetry import columns
 from duemq.tracing import spans
 from duemq.v1.message_pb2 import Record, RecordBatch
 from duemq.v1.trace_pb2 import SpanBatch
-from duemq_analytics import options, report
+from duemq_analytics import options, report, session
 from duemq_analytics.source import schema
 from duemq_analytics.source.client import QueueClient
 from duemq_server.serving import spans as services
 from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
 
 pytestmark = pytest.mark.spark
+
+
+def test_a_session_may_be_without_the_sources(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "_formats", lambda: pytest.fail("it has them"))
+    session.start("another", tmp_path, sources=False)
 
 
 @pytest.fixture

@@ -172,7 +172,9 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     spans, reading = _size(arguments, begin)
     quick = spans <= QUICK_SPANS_MAX
     with Progress(quiet=arguments.json).step("starting Spark"):
-        spark = session.start("duemq trace report", scratch, quick=quick)
+        spark = session.start(
+            "duemq trace report", scratch, quick=quick, sources=arguments.spans is None
+        )
     try:
         return _write(arguments, spark, begin, reading)
     finally:

@@ -244,7 +244,12 @@ def report(arguments: argparse.Namespace, scratch: Path, tell: Tell) -> int:
     with commits.lock(lake, "aggregating"):
         quick = not arguments.recompute and _uncounted(lake) <= LAKE_QUICK_SPANS_MAX
         return with_spark(
-            "duemq trace report", scratch, write, Progress(quiet=arguments.json), quick=quick
+            "duemq trace report",
+            scratch,
+            write,
+            Progress(quiet=arguments.json),
+            quick=quick,
+            sources=False,
         )
 
 
@@ -280,7 +285,9 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
         return 0
 
     with commits.lock(lake, "aggregating"):
-        return with_spark("duemq trace compact", scratch, run, Progress(quiet=arguments.json))
+        return with_spark(
+            "duemq trace compact", scratch, run, Progress(quiet=arguments.json), sources=False
+        )
 
 
 def kept_from(now: datetime, keep: timedelta) -> datetime:

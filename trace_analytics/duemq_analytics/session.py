@@ -18,6 +18,7 @@ from duemq_analytics import java_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 JAVA_VERSION_MIN = 17
 JAVA_ANSWER_S_MAX = 30
@@ -107,21 +108,21 @@ def start(
     *,
     cores: int = 2,
     quick: bool = False,
+    sources: bool = True,
     java_options: Sequence[str] | None = None,
 ) -> SparkSession:
-    """A session that knows both data sources: of the master that was given, else on this machine.
+    """A session of the master that was given, else on this machine.
 
     A master is given by `spark-submit` or in PYSPARK_SUBMIT_ARGS; then its other settings hold too.
     Else `scratch` takes Spark's temporary files and its (unused) warehouse, `cores` tasks run at a
-    time, and `quick` is for up to some million rows.  `java_options`: in place of what an archive
-    of classes needs.
+    time, and `quick` is for up to some million rows.  `sources`: it knows both data sources, for
+    which Spark starts Python processes at once.  `java_options`: in place of what an archive of
+    classes needs.
     Raises JavaMissing, or ModuleNotFoundError where pyspark or pyarrow is not installed.
     """
     from pyspark.sql import SparkSession
 
-    from duemq_analytics.sink.topic_format import TopicFormat
-    from duemq_analytics.source.duemq_source import SpanSource
-
+    formats = _formats() if sources else []
     settings = {"spark.app.name": name, **SETTINGS}
     if submitted():
         settings = {key: settings[key] for key in settings.keys() - _submitted_settings()}
@@ -144,9 +145,16 @@ def start(
     except BaseException as error:
         _end_half_started(error)
         raise
-    spark.dataSource.register(TopicFormat)
-    spark.dataSource.register(SpanSource)
+    for each in formats:
+        spark.dataSource.register(each)
     return spark
+
+
+def _formats() -> list[type[DataSource]]:
+    from duemq_analytics.sink.topic_format import TopicFormat
+    from duemq_analytics.source.duemq_source import SpanSource
+
+    return [TopicFormat, SpanSource]
 
 
 def stop(spark: SparkSession) -> None:

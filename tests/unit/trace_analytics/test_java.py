@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from duemq.errors import Rejected
+from duemq_analytics import __main__ as command
 from duemq_analytics import lake_commands, session
 from duemq_analytics.progress import Progress
 
@@ -73,3 +74,27 @@ def test_a_java_that_was_killed_is_told_and_not_taken_for_a_server(
     monkeypatch.setattr(session, "start", lambda *_: spark)
     with pytest.raises(Rejected, match=said):
         lake_commands.with_spark("a job", tmp_path, refused, Progress(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reads"),
+    [
+        (["report", "--lake", "{}", "--output", "{}/out"], False),
+        (["report", "--spans", "{}/spans", "--output", "{}/out"], False),
+        (["compact", "--lake", "{}"], False),
+        (["land", "--once", "--output", "{}"], True),
+    ],
+)
+def test_who_reads_no_topic_starts_no_python_for_it(arguments, reads, tmp_path, monkeypatch):
+    started = []
+
+    def start(*_, sources=True, **options):
+        started.append(sources)
+        raise OSError(28, "No space left")
+
+    monkeypatch.setattr(session, "start", start)
+    monkeypatch.setattr(session, "require_java", lambda: 17)
+    for name in ("_batches", "spans"):
+        (tmp_path / name).mkdir()
+    assert command.main([each.format(tmp_path) for each in arguments]) == 1
+    assert started == [reads]

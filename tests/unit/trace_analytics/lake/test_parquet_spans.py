@@ -214,7 +214,11 @@ def test_on_a_full_disk_a_compaction_drops_what_is_old_before_it_needs_space(
     Commits(tmp_path / "_runs").put("0000000001", counted)
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(Aggregates, "update", full)
-    monkeypatch.setattr(lake_commands, "with_spark", lambda name, scratch, run, said: run(Mock()))
+
+    def with_spark(name, scratch, run, said, **how):
+        return run(Mock())
+
+    monkeypatch.setattr(lake_commands, "with_spark", with_spark)
     assert command.main(["compact", "--lake", str(tmp_path), "--keep", "30d"]) == 1
     assert "No space left on device" in capsys.readouterr().err
     assert ParquetSpans(tmp_path).files() == list(newest.files)
