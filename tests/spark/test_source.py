@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, utils
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from duemq.protocol.names import TRACE_TOPIC
@@ -30,6 +30,11 @@ pytestmark = pytest.mark.spark
 def test_a_session_may_be_without_the_sources(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "_formats", lambda: pytest.fail("it has them"))
     session.start("another", tmp_path, sources=False)
+
+
+def test_no_operation_on_a_column_notes_the_line_it_came_from(spark, monkeypatch):
+    monkeypatch.setattr(utils, "_enable_debugging_cache", None)  # asks the session again
+    assert not utils.is_debugging_enabled()
 
 
 @pytest.fixture

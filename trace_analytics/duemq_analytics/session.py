@@ -39,6 +39,9 @@ SETTINGS = {
     # and the last, between which all may lie.
     "spark.sql.parquet.pushdown.inFilterThreshold": "100",
     "spark.log.level": "OFF",  # A failing task logs four Java traces even at ERROR.
+    # Else each operation on a column asks Java several times more, for errors to say which line of
+    # ours it came from.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 """Of every session, unless it was started with others."""
 
