@@ -125,7 +125,7 @@ def main(file: Path, scale: float, only: tuple[str, ...], data: str | None) -> N
 
 def _result(bench: str, parameters: dict[str, Any], data: str | None) -> dict[str, Any]:
     try:
-        place = suite.Place(
+        place = suite.BenchPlace(
             directory=data,
             brokers=suite.BROKERS.get(bench, 1),
             replicas=suite.REPLICAS.get(bench, 1),

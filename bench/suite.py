@@ -63,7 +63,7 @@ BROKER_SETTINGS = ("min_insync", "catch_up_rate")
 
 
 @dataclass(frozen=True)
-class Place:
+class BenchPlace:
     """Where to run: the cluster at `nameserver`, or one of our own with its data in `directory`."""
 
     nameserver: str | None = None
@@ -78,7 +78,7 @@ class Place:
 def run(
     bench: str,
     parameters: dict[str, Any],
-    place: Place,
+    place: BenchPlace,
     before: Callable[[Report], None] = lambda report: None,
     tell_left: Callable[[str], None] = lambda text: None,
 ) -> Report:

@@ -41,7 +41,7 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class Stored:
+class LoggedMessage:
     """A message as it lies in the topic's log."""
 
     flight: str
@@ -95,7 +95,7 @@ class Ledger:
 
     due_ms: dict[str, int] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
-    stored: list[Stored] = field(default_factory=list)
+    stored: list[LoggedMessage] = field(default_factory=list)
     deliveries: dict[str, list[Delivery]] = field(default_factory=dict)
     outages: list[Outage] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Ledger:
             left = (e.flight for e in self.stored if self._left_during(stop, e))
             yield from _named(f"left during the ground stop at {stop.airport}", left)
 
-    def _left_during(self, stop: Stop, entry: Stored) -> bool:
+    def _left_during(self, stop: Stop, entry: LoggedMessage) -> bool:
         # What was due before the hold was answered may have been on its way.
         held = entry.airport == stop.airport and self.due_ms.get(entry.flight, 0) > stop.begin_ms
         return held and entry.store_ms < stop.end_ms

@@ -23,7 +23,7 @@ from duemq_server.bench.harness.percentiles import summary
 from duemq_server.bench.harness.topic_reader import read_topic
 from duemq_server.demo.changes import by_hours
 from duemq_server.demo.day import Departure, clock, load_day, schedule
-from duemq_server.demo.ledger import Audit, Delivery, Ledger, Stored
+from duemq_server.demo.ledger import Audit, Delivery, Ledger, LoggedMessage
 from duemq_server.demo.live import Screen, Status
 from duemq_server.demo.outage import Killing
 from duemq_server.demo.tower import REMINDER_EVERY_MS, TOPIC, Tower, now_ms, outgoing
@@ -259,7 +259,7 @@ class Day:
 
     def _read_log(self, nameserver: str) -> None:
         self._ledger.stored = [
-            Stored(
+            LoggedMessage(
                 message.key or "",
                 message.store_ms,
                 message.properties.get("gate"),

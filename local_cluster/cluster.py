@@ -22,10 +22,10 @@ from duemq_server.local_cluster import plan, readiness, safe_path
 from duemq_server.local_cluster.layout import Layout
 from duemq_server.local_cluster.supervisor import (
     CalledOff,
+    ChildPlace,
+    ChildState,
     ClusterEvent,
     ClusterFailed,
-    Member,
-    State,
     Supervisor,
     metrics_name,
 )
@@ -223,7 +223,7 @@ class EmbeddedCluster:
         found = (
             readiness.leader_of(nameserver, group, members, self._advertised, self._tls)
             for nameserver in nameservers
-            if nameserver.state is State.UP
+            if nameserver.state is ChildState.UP
         )
         return next(filter(None, found), "")
 
@@ -231,7 +231,7 @@ class EmbeddedCluster:
         """Where a member listens, for this machine; it stays over restarts."""
         return self._members[name].address
 
-    def _advertised(self, member: Member) -> str:
+    def _advertised(self, member: ChildPlace) -> str:
         """Where others reach a member."""
         return joined(self._advertise, member.address.rsplit(":", 1)[1])
 
@@ -302,7 +302,7 @@ class EmbeddedCluster:
         self._supervisor.emit("moved", member=name, from_port=known)
         return self._layout.hold(0, self._host)
 
-    def _command(self, member: Member) -> list[str]:
+    def _command(self, member: ChildPlace) -> list[str]:
         group = [self._members[name] for name in self.replicas(member.group)]
         command = plan.command_of(member, group, self._layout)
         # As chosen, or as it was: a restart keeps it.
@@ -345,7 +345,7 @@ class EmbeddedCluster:
 
     def _not_up(self, kind: str) -> str:
         self._check_wanted()
-        return ", ".join(n for n in self.names(kind) if self._members[n].state is not State.UP)
+        return ", ".join(n for n in self.names(kind) if self._members[n].state is not ChildState.UP)
 
     def _check_wanted(self) -> None:
         if self._called_off():
@@ -357,7 +357,7 @@ class EmbeddedCluster:
         if self.failure is not None:
             raise self.failure
         expected = [m for m in self._members.values() if not m.held]
-        waiting = [m.name for m in expected if m.state is not State.UP]
+        waiting = [m.name for m in expected if m.state is not ChildState.UP]
         if waiting:
             return f"{', '.join(waiting)} not serving"
         for nameserver in (m for m in expected if m.kind == "nameserver"):
@@ -370,7 +370,7 @@ class EmbeddedCluster:
         """The ends of the logs of what does not run, for an error message."""
         tails = []
         for member in self._members.values():
-            if member.state is not State.UP and self.log_file(member.name).exists():
+            if member.state is not ChildState.UP and self.log_file(member.name).exists():
                 tail = self.log_file(member.name).read_bytes()[-LOG_TAIL_BYTES:]
                 tails.append(f"\n--- {member.name}\n{tail.decode(errors='replace')}")
         return "".join(tails)

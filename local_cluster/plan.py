@@ -15,7 +15,7 @@ from duemq.errors import InvalidArgument
 from duemq.protocol import checks
 from duemq.settings import Tls
 from duemq_server.local_cluster.layout import Layout
-from duemq_server.local_cluster.supervisor import ClusterFailed, Member
+from duemq_server.local_cluster.supervisor import ChildPlace, ClusterFailed
 from duemq_server.replication.settings import REPLICAS_MAX
 
 BROKERS_DEFAULT = 2
@@ -48,7 +48,7 @@ def members_of(
     brokers: int | None,
     replicas: int | None,
     min_insync: int = 0,
-) -> list[Member]:
+) -> list[ChildPlace]:
     """The members, as the folder knows them where nothing is said; without addresses.
 
     Raises InvalidArgument for what does not fit the folder's data.
@@ -91,13 +91,13 @@ def _replica_names(layout: Layout, known: int, replicas: int | None) -> Sequence
     return string.ascii_lowercase[:count] if count > 1 else ""
 
 
-def _group(name: str, kind: str, replicas: Sequence[str]) -> list[Member]:
+def _group(name: str, kind: str, replicas: Sequence[str]) -> list[ChildPlace]:
     if not replicas:
-        return [Member(name, kind, group=name)]
-    return [Member(f"{name}/{each}", kind, group=name, replica=each) for each in replicas]
+        return [ChildPlace(name, kind, group=name)]
+    return [ChildPlace(f"{name}/{each}", kind, group=name, replica=each) for each in replicas]
 
 
-def command_of(member: Member, group: Sequence[Member], layout: Layout) -> list[str]:
+def command_of(member: ChildPlace, group: Sequence[ChildPlace], layout: Layout) -> list[str]:
     """What starts a member, without its addresses and without what others are told of it."""
     command = [sys.executable, "-m", "duemq_server.local_cluster.child"]
     command += ["--log", str(layout.log_file(member.name)), MODULES[member.kind]]

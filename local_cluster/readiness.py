@@ -15,19 +15,19 @@ from duemq.settings import Tls
 from duemq.transport.channel import connect_blocking
 from duemq.v1 import nameserver_pb2 as pb
 from duemq.v1 import stubs
-from duemq_server.local_cluster.supervisor import ClusterFailed, Member
+from duemq_server.local_cluster.supervisor import ChildPlace, ClusterFailed
 from duemq_server.replication.running.v1 import replication_pb2
 from duemq_server.replication.running.v1.stubs import ReplicationStub
 
 RPC_TIMEOUT_S = 2.0
 LEADS = "leader"
 
-Advertised = Callable[[Member], str]
+Advertised = Callable[[ChildPlace], str]
 _Instance = pb.BrokerInstance | pb.TimerInstance
 
 
 def unregistered(
-    nameserver: Member, expected: Sequence[Member], advertised: Advertised, tls: Tls | None
+    nameserver: ChildPlace, expected: Sequence[ChildPlace], advertised: Advertised, tls: Tls | None
 ) -> str:
     """Who of `expected` does not serve, as far as a nameserver knows.
 
@@ -40,7 +40,7 @@ def unregistered(
 
 
 def _unregistered(
-    nameserver: Member, expected: Sequence[Member], advertised: Advertised, tls: Tls | None
+    nameserver: ChildPlace, expected: Sequence[ChildPlace], advertised: Advertised, tls: Tls | None
 ) -> str:
     try:
         cluster = _cluster(advertised(nameserver), tls)
@@ -72,9 +72,9 @@ def _check_permitted(name: str, address: str, tls: Tls) -> None:
 
 
 def leader_of(
-    nameserver: Member,
+    nameserver: ChildPlace,
     group: str,
-    members: Iterable[Member],
+    members: Iterable[ChildPlace],
     advertised: Advertised,
     tls: Tls | None,
 ) -> str:
@@ -92,8 +92,8 @@ def leader_of(
     return ""
 
 
-def _groups(members: Sequence[Member]) -> dict[str, list[Member]]:
-    groups: dict[str, list[Member]] = {}
+def _groups(members: Sequence[ChildPlace]) -> dict[str, list[ChildPlace]]:
+    groups: dict[str, list[ChildPlace]] = {}
     for member in members:
         if member.kind != "nameserver":
             groups.setdefault(member.group, []).append(member)
@@ -102,7 +102,7 @@ def _groups(members: Sequence[Member]) -> dict[str, list[Member]]:
 
 def _lacking(
     group: str,
-    members: Sequence[Member],
+    members: Sequence[ChildPlace],
     one: _Instance | None,
     advertised: Advertised,
     tls: Tls | None,
@@ -117,7 +117,7 @@ def _lacking(
     return [f"{each.name} not in sync" for each in members if each.replica in awaited]
 
 
-def _members(status: replication_pb2.ReplicaStatus, started: Iterable[Member]) -> set[str]:
+def _members(status: replication_pb2.ReplicaStatus, started: Iterable[ChildPlace]) -> set[str]:
     """By the group's record: an operator may have removed some that are started."""
     if status.record:
         return set(json.loads(status.record)["members"])

@@ -57,7 +57,7 @@ class ClusterEvent:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-class State(enum.Enum):
+class ChildState(enum.Enum):
     """Of a member; see the module."""
 
     STOPPED = "stopped"
@@ -68,7 +68,7 @@ class State(enum.Enum):
 
 
 @dataclass
-class Member:
+class ChildPlace:
     """A child process, or the place of one.
 
     `name` is <kind>-<number>, of a replica <kind>-<number>/<replica>; `group` is the part that
@@ -80,7 +80,7 @@ class Member:
     group: str = ""
     replica: str = ""
     """Its name in the group; empty: the member has no replicas."""
-    state: State = State.STOPPED
+    state: ChildState = ChildState.STOPPED
     address: str = ""
     metrics: str = ""
     """Where its metrics page listens; empty: nowhere."""
@@ -100,12 +100,12 @@ class Supervisor:
     def __init__(
         self,
         layout: Layout,
-        command: Callable[[Member], list[str]],
+        command: Callable[[ChildPlace], list[str]],
         environment: Mapping[str, str],
         on_event: Callable[[ClusterEvent], None],
     ) -> None:
         """`on_event` is called from the thread, too; it must not block."""
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ChildPlace] = {}
         self.failed: ClusterFailed | None = None
         """Set once a member was given up."""
         self.stopping = threading.Event()
@@ -136,7 +136,7 @@ class Supervisor:
         """Starts a member that does not run.  Raises OSError."""
         started: Future[int] = Future()
 
-        def start(member: Member) -> Future[int]:
+        def start(member: ChildPlace) -> Future[int]:
             self._spawn(member)
             started.set_result(0)
             return started
@@ -162,7 +162,7 @@ class Supervisor:
                 self._call(lambda member: self._kill(member, False), name)
                 stop.result(DRAIN_TIMEOUT_S)
 
-    def _call(self, action: Callable[[Member], Future[int]], name: str) -> Future[int]:
+    def _call(self, action: Callable[[ChildPlace], Future[int]], name: str) -> Future[int]:
         """Runs `action` on the supervisor thread; the future that it answers, flattened."""
         member = self.members[name]
         result: Future[int] = Future()
@@ -190,7 +190,7 @@ class Supervisor:
                 self._start_due()
 
     def _next_action(self) -> Callable[[], None] | None:
-        due = [m.start_at_ms for m in self.members.values() if m.state is State.PAUSED]
+        due = [m.start_at_ms for m in self.members.values() if m.state is ChildState.PAUSED]
         timeout_s = max(0.0, (min(due) - _now_ms()) / 1000) if due else None
         try:
             return self._inbox.get(timeout=timeout_s)
@@ -199,7 +199,7 @@ class Supervisor:
 
     def _start_due(self) -> None:
         for member in self.members.values():
-            if member.state is State.PAUSED and member.start_at_ms <= _now_ms():
+            if member.state is ChildState.PAUSED and member.start_at_ms <= _now_ms():
                 try:
                     self._spawn(member)
                 except OSError as error:  # the machine is short of something, maybe not for long
@@ -207,12 +207,12 @@ class Supervisor:
                 else:
                     self.emit("restarted", member=member.name, pid=_pid(member))
 
-    def _spawn(self, member: Member) -> None:
+    def _spawn(self, member: ChildPlace) -> None:
         if member.process is not None:
             return
         member.life += 1
         member.held = False
-        member.state = State.STARTING
+        member.state = ChildState.STARTING
         member.policy.started(_now_ms())
         with open(self._layout.log_file(member.name), "ab") as log:
             member.process = subprocess.Popen(
@@ -231,7 +231,7 @@ class Supervisor:
             daemon=True,
         ).start()
 
-    def _watch(self, member: Member, life: int, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, member: ChildPlace, life: int, process: subprocess.Popen[bytes]) -> None:
         """Thread: reports what a child says, then its end."""
         assert process.stdout is not None
         assert process.stdin is not None
@@ -243,11 +243,11 @@ class Supervisor:
             code = process.wait()
         self._inbox.put(lambda: self._died(member, life, code))
 
-    def _listening(self, member: Member, life: int, told: Mapping[str, str]) -> None:
+    def _listening(self, member: ChildPlace, life: int, told: Mapping[str, str]) -> None:
         if life != member.life or member.process is None:
             return
-        event = "reopened" if member.state is State.UP else "started"
-        member.state = State.UP
+        event = "reopened" if member.state is ChildState.UP else "started"
+        member.state = ChildState.UP
         member.address = told["address"]
         member.metrics = told.get("metrics", "")
         self._remember(member)
@@ -256,7 +256,7 @@ class Supervisor:
             where["metrics"] = member.metrics
         self.emit(event, member=member.name, pid=_pid(member), **where)
 
-    def _remember(self, member: Member) -> None:
+    def _remember(self, member: ChildPlace) -> None:
         """A full disk costs the next start a port, and this cluster nothing."""
         try:
             self._layout.remember(member.name, _port_of(member.address))
@@ -266,12 +266,12 @@ class Supervisor:
             message = f"its port is not written down, the next start may choose another: {error}"
             self.emit("unsaved", member=member.name, message=message)
 
-    def _died(self, member: Member, life: int, code: int) -> None:
+    def _died(self, member: ChildPlace, life: int, code: int) -> None:
         if life != member.life:
             return
         pid = _pid(member)
         member.process = None
-        member.state = State.STOPPED
+        member.state = ChildState.STOPPED
         if member.stopped is not None:
             member.stopped.set_result(code)
             member.stopped = None
@@ -280,38 +280,38 @@ class Supervisor:
         self.emit("died", member=member.name, pid=pid, reason=_reason(code))
         self._pause(member, _reason(code))
 
-    def _pause(self, member: Member, reason: str) -> None:
+    def _pause(self, member: ChildPlace, reason: str) -> None:
         """Before it is started again, unless it needs a person."""
         start_at_ms = member.policy.died(_now_ms())
         if start_at_ms is None:
             self._give_up(member, reason)
         else:
-            member.state = State.PAUSED
+            member.state = ChildState.PAUSED
             member.start_at_ms = start_at_ms
 
-    def _give_up(self, member: Member, reason: str) -> None:
-        member.state = State.FAILED
+    def _give_up(self, member: ChildPlace, reason: str) -> None:
+        member.state = ChildState.FAILED
         message = f"{member.name} keeps dying ({reason}); see {self._layout.log_file(member.name)}"
         self.failed = ClusterFailed(message)
         self.emit("failed", member=member.name, message=message)
 
-    def _kill(self, member: Member, restart: bool) -> Future[int]:
+    def _kill(self, member: ChildPlace, restart: bool) -> Future[int]:
         member.held = not restart
         if member.held:
             self._wait_no_more(member)
         return self._signal(member, signal.SIGKILL)
 
-    def _drain(self, member: Member) -> Future[int]:
+    def _drain(self, member: ChildPlace) -> Future[int]:
         member.held = True
         self._wait_no_more(member)
         return self._signal(member, signal.SIGTERM)
 
-    def _wait_no_more(self, member: Member) -> None:
+    def _wait_no_more(self, member: ChildPlace) -> None:
         """It is not started again."""
-        if member.state in (State.PAUSED, State.FAILED):
-            member.state = State.STOPPED
+        if member.state in (ChildState.PAUSED, ChildState.FAILED):
+            member.state = ChildState.STOPPED
 
-    def _signal(self, member: Member, number: signal.Signals) -> Future[int]:
+    def _signal(self, member: ChildPlace, number: signal.Signals) -> Future[int]:
         if member.process is None:
             done: Future[int] = Future()
             done.set_result(0)
@@ -358,7 +358,7 @@ def _reason(code: int) -> str:
         return f"signal {-code}"
 
 
-def _pid(member: Member) -> int:
+def _pid(member: ChildPlace) -> int:
     return member.process.pid if member.process is not None else 0
 
 

@@ -7,7 +7,7 @@ import click
 from duemq_cli.exits import Exit
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_server.serving.permissions.permissions_file import PermissionsFile
-from duemq_server.serving.permissions.rights import Entry
+from duemq_server.serving.permissions.rights import AllowRule
 
 COLUMNS = ("names", "right", "of")
 PATTERNS = ("send", "receive", "groups", "schedules")
@@ -50,7 +50,7 @@ def permissions(session: Session, file: str, names: tuple[str, ...]) -> Exit:
     return Exit.OK
 
 
-def _rows(entry: Entry) -> list[dict[str, object]]:
+def _rows(entry: AllowRule) -> list[dict[str, object]]:
     rights = [(name, list(getattr(entry, name))) for name in PATTERNS]
     rights += [(name, ["*"]) for name in FLAGS if getattr(entry, name)]
     return [{"names": list(entry.names), "right": name, "of": of} for name, of in rights if of]

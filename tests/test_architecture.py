@@ -52,10 +52,7 @@ CORES = (
 )
 # Cores that stand beside what runs them.
 CORE_FILES = (
-    *(
-        f"sdk/duemq/consumer/delivery/{each}.py"
-        for each in ("failure_log", "order_lanes")
-    ),
+    *(f"sdk/duemq/consumer/delivery/{each}.py" for each in ("failure_log", "order_lanes")),
     "sdk/duemq/consumer/fetching/process_queue.py",
     *(f"sdk/duemq/consumer/group/{each}.py" for each in ("holdings", "standing")),
     *(f"sdk/duemq/producing/{each}.py" for each in ("batch", "batch_encoding", "outbox")),
@@ -65,6 +62,8 @@ CORE_FILES = (
     ),
 )
 FILES_IN_A_FOLDER_MAX = 16
+# Names of classes that several have: a blocking and an asyncio face, each service's settings.
+FACES = ("Admin", "MemoryCluster", "Producer", "PullConsumer", "PushConsumer", "Settings")
 TOPS = (
     *SERVICES,
     "replication",
@@ -107,6 +106,12 @@ def calls_of(tree, module, names):
             yield from [node.lineno for alias in node.names if alias.name in names]
 
 
+def tracked(top):
+    """Modules below a folder, without what a build has left behind."""
+    listed = subprocess.run(("git", "ls-files", "-z", top), cwd=ROOT, capture_output=True)
+    return [Path(name) for name in listed.stdout.decode().split("\0") if name.endswith(".py")]
+
+
 def test_the_import_contracts_hold():
     code = "from importlinter.cli import lint_imports_command as main; main()"
     done = subprocess.run(
@@ -138,13 +143,24 @@ def test_cores_have_no_clock(file):
 
 
 def test_no_folder_is_a_heap():
-    # What a build has left behind is nobody's heap.
-    listed = subprocess.run(("git", "ls-files", "-z", *TOPS), cwd=ROOT, capture_output=True)
-    files = [Path(name) for name in listed.stdout.decode().split("\0") if name.endswith(".py")]
-    assert Path("broker/process.py") in files, listed.stderr
-    counts = Counter(str(file.parent) for file in files)
+    counts = Counter(str(file.parent) for top in TOPS for file in tracked(top))
+    assert counts["broker"]
     del counts["sdk/duemq/v1"]
     assert not {folder: n for folder, n in counts.items() if n > FILES_IN_A_FOLDER_MAX}
+
+
+def test_a_name_means_one_thing():
+    """A class has its name alone in a package, and shares it with one in another at most."""
+    places = {}
+    for top in (*TOPS, "trace_analytics"):
+        for file in tracked(top):
+            for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(top)
+    for name in FACES:
+        places.pop(name)
+    assert places.pop("Broker") == ["broker", "sdk"]
+    assert not {k: v for k, v in places.items() if len(v) > 2 or len(set(v)) < len(v)}
 
 
 def test_whoever_connects_says_with_which_certificates():

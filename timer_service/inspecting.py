@@ -28,9 +28,9 @@ from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TOPICS_MAX, TopicLedger
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
-from duemq_server.timer_service.views.finding import Finding
+from duemq_server.timer_service.views.finding import HandleFinder
 from duemq_server.timer_service.views.forecast import DueBucket, Forecast, split_blocks
-from duemq_server.timer_service.views.listing import BYTES_MAX, Listed, Page, Position, Wanted
+from duemq_server.timer_service.views.listing import BYTES_MAX, Page, PageItem, PageQuery, Position
 
 BLOCKS_AT_ONCE = 64  # read before their figures are taken over: some 5 ms of work
 PAUSE_S = 0.001  # of the thread behind each
@@ -53,7 +53,7 @@ class TopicCount(NamedTuple):
     held: int
 
 
-class Found(NamedTuple):
+class Fate(NamedTuple):
     """What became of a timer: a cancel's outcome; of a pending one what and where to, too."""
 
     outcome: str | DuemqError
@@ -134,7 +134,7 @@ class Inspector:
             return topics.of(topic).pending
         return None if topics.mixed else 0
 
-    async def find(self, handles: Sequence[Cancelled]) -> list[Found]:
+    async def find(self, handles: Sequence[Cancelled]) -> list[Fate]:
         """What became of these timers, and the bodies of the pending ones, as many as fit.
 
         The answer may be shorter than the list: who wants the rest asks again.
@@ -149,9 +149,9 @@ class Inspector:
         await self._log_loop.durable(finding.end)
         return found
 
-    async def _finding(self, handles: Sequence[Cancelled]) -> Finding:
+    async def _finding(self, handles: Sequence[Cancelled]) -> HandleFinder:
         scheduler = self._scheduler
-        finding = Finding(scheduler, handles)
+        finding = HandleFinder(scheduler, handles)
         for _ in range(TRIES_MAX):
             if finding.advance(self._clock() + AHEAD_MS):
                 return finding
@@ -167,10 +167,13 @@ class Inspector:
         asked.answered(query)
 
     def _bodies(
-        self, handles: Sequence[Cancelled], outcomes: Sequence[str | DuemqError], finding: Finding
-    ) -> list[Found]:
+        self,
+        handles: Sequence[Cancelled],
+        outcomes: Sequence[str | DuemqError],
+        finding: HandleFinder,
+    ) -> list[Fate]:
         segments = self._scheduler.segments
-        found: list[Found] = []
+        found: list[Fate] = []
         size = 0
         with Files(segments.disk, segments.directory) as files:
             for handle, outcome in zip(handles, outcomes, strict=True):
@@ -178,20 +181,20 @@ class Inspector:
                     break
                 located = finding.located.get(handle)
                 if located is None:
-                    found.append(Found(outcome))
+                    found.append(Fate(outcome))
                     continue
                 try:
                     body = bytes(located.bodies.read(located.row, files))
                 except CorruptFile as error:
-                    found.append(Found(Corrupt(str(error))))
+                    found.append(Fate(Corrupt(str(error))))
                     continue
                 size += len(body)
-                found.append(Found(outcome, located.target, body))
+                found.append(Fate(outcome, located.target, body))
         return found
 
     async def page(
-        self, wanted: Wanted, make: Callable[[Bytes], T | None], *, wants_all: bool
-    ) -> tuple[list[Listed[T]], Position | None]:
+        self, wanted: PageQuery, make: Callable[[Bytes], T | None], *, wants_all: bool
+    ) -> tuple[list[PageItem[T]], Position | None]:
         """A page of a topic's pending timers, and where the next one begins; None: the last one.
 
         `make`: of a record's entry, in another thread.  Raises Corrupt.

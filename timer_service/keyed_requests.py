@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from duemq.errors import Overloaded, Unavailable
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.far.key_look_up import HandleAsk, KeyAsk
-from duemq_server.timer_service.scheduling.keyed.changes import Change
+from duemq_server.timer_service.scheduling.keyed.changes import KeyedChange
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.keyed_entry import NO_REQUEST, RequestKey
@@ -44,7 +44,7 @@ def _pause() -> None:
 class _Asked:
     """A request, and who waits for it."""
 
-    def __init__(self, change: Change, done: asyncio.Future[None]) -> None:
+    def __init__(self, change: KeyedChange, done: asyncio.Future[None]) -> None:
         self.change = change
         self.done = done
 
@@ -71,7 +71,7 @@ class KeyedRequests:
         self._sought: list[_Asked] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def decide(self, change: Change) -> Change:
+    async def decide(self, change: KeyedChange) -> KeyedChange:
         """The request once it is decided; or the one like it that came before.
 
         Raises what `Change.advance` does, but not LogFull or DiskFull: it waits; and Overloaded.
@@ -165,7 +165,7 @@ class KeyedRequests:
         else:
             self._sought.append(asked)
 
-    async def _advanced(self, change: Change) -> bool:
+    async def _advanced(self, change: KeyedChange) -> bool:
         while True:
             try:
                 return change.advance(self._clock())
@@ -193,6 +193,6 @@ class KeyedRequests:
             self._ensure("decide", self._decide)
 
 
-def _asks(changes: Sequence[Change]) -> tuple[list[KeyAsk], list[HandleAsk]]:
+def _asks(changes: Sequence[KeyedChange]) -> tuple[list[KeyAsk], list[HandleAsk]]:
     asks = [change.asks() for change in changes]
     return [ask for keys, _ in asks for ask in keys], [ask for _, found in asks for ask in found]

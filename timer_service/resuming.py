@@ -17,12 +17,12 @@ from duemq_server.timer_service.disk_jobs import RETRY_S
 from duemq_server.timer_service.inspecting import Inspector
 from duemq_server.timer_service.log_loop import LogLoop
 from duemq_server.timer_service.scheduling.holding import changes
-from duemq_server.timer_service.scheduling.holding.dropping import Dropping, Found, Sifting
+from duemq_server.timer_service.scheduling.holding.dropping import Backlogged, Dropping, Sifting
 from duemq_server.timer_service.scheduling.holding.holds import HOLDS_MAX
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.hold_entry import Hold
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
-from duemq_server.timer_service.views.listing import Listed, Position, Wanted
+from duemq_server.timer_service.views.listing import PageItem, PageQuery, Position
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Resuming:
         sifting, after = Sifting(hold), None
         while not sifting.over and self._is_wanted(hold):
             sifting.others = self._scheduler.holds.within(hold)
-            wanted = Wanted(hold.topic, 0, sifting.to_ms, TIMERS_MAX, after)
+            wanted = PageQuery(hold.topic, 0, sifting.to_ms, TIMERS_MAX, after)
             listed, after = await self._inspector.page(wanted, sifting.make, wants_all=False)
             gone = sifting.take(list(map(_found, listed)), last=after is None)
             for start in range(0, len(gone), SLICE):
@@ -147,6 +147,8 @@ class Resuming:
             del self.dropped[min(self.dropped)]
 
 
-def _found(each: Listed[str]) -> Found:
+def _found(each: PageItem[str]) -> Backlogged:
     at: Position = each.position
-    return Found(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), each.made)
+    return Backlogged(
+        Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), each.made
+    )

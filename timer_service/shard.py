@@ -39,7 +39,7 @@ from duemq_server.timer_service.scheduling.cancelling import NOT_YET
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutcome
 from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
-    Change,
+    KeyedChange,
     Rescheduling,
     Scheduling,
 )
@@ -262,7 +262,7 @@ class Shard:
         results = enumerate(decided.results)
         return [decided.errors.get(at) or outcome for at, (outcome, _) in results]
 
-    async def _decide(self, change: Change, outcomes: set[str]) -> Change:
+    async def _decide(self, change: KeyedChange, outcomes: set[str]) -> KeyedChange:
         """Durably; by a request that came before if it has the same id."""
         makes_room = isinstance(change, CancellingKeys)
         if not makes_room and not self.scheduler.keyed.requests.find(change.request):

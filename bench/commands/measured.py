@@ -71,7 +71,7 @@ def measured(function: Callable[..., dict[str, Any]]) -> click.Command:
         keep_topics: bool = False,
         **options: Any,
     ) -> Exit:
-        place = suite.Place(nameserver_of(session, name), data, brokers, replicas, keep_topics)
+        place = suite.BenchPlace(nameserver_of(session, name), data, brokers, replicas, keep_topics)
         return measure(session, function(**options), place, name)[1]
 
     command.__doc__ = function.__doc__
@@ -101,7 +101,7 @@ def nameserver_of(session: Session, name: str) -> str | None:
 
 
 def measure(
-    session: Session, parameters: dict[str, Any], place: suite.Place, name: str
+    session: Session, parameters: dict[str, Any], place: suite.BenchPlace, name: str
 ) -> tuple[Report, Exit]:
     """Runs a benchmark and prints what it found."""
     people = not session.json

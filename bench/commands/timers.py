@@ -121,7 +121,7 @@ def timers_matrix(
       duemq bench timers-matrix --pending 10000 --pending 100000
     """
     name = "timers-matrix"
-    place = suite.Place(nameserver_of(session, name), data)
+    place = suite.BenchPlace(nameserver_of(session, name), data)
     rows, exits = [], []
     for far in pending:
         report, code = measure(session, {"pending": far, **options}, place, name)

@@ -22,7 +22,7 @@ POLL_S = 0.002
 END_S = 30.0
 
 
-class Member:
+class CrewMember:
     """One process and its tally."""
 
     def __init__(self, command: list[str], tally: Tally) -> None:
@@ -99,7 +99,7 @@ class Crew:
         self._wanted = members
         self._count = count
         self._stack = contextlib.ExitStack()
-        self.members: list[Member] = []
+        self.members: list[CrewMember] = []
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ class Crew:
             for number in range(self._wanted):
                 file = scratch / f"{number}"
                 tally = stack.enter_context(Tally(file, self._count))
-                member = Member([*self._command, str(file), *self._options], tally)
+                member = CrewMember([*self._command, str(file), *self._options], tally)
                 stack.callback(member.end)
                 self.members.append(member)
             for member in self.members:
@@ -123,7 +123,7 @@ class Crew:
     ) -> None:
         self._stack.close()
 
-    def join(self, members: Iterable[Member]) -> None:
+    def join(self, members: Iterable[CrewMember]) -> None:
         """Has them join, and waits for it."""
         chosen = list(members)
         for member in chosen:

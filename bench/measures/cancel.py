@@ -53,7 +53,7 @@ def run(
     random.shuffle(far)
     with Admin(target.nameserver) as admin:
         report.figures["pending"] = wait_pending(admin, count)
-    with Trickle(target.nameserver, target.new_topic("others", queues=1)) as others:
+    with CancelTrickle(target.nameserver, target.new_topic("others", queues=1)) as others:
         others.measure(report, "alone", lambda: time.sleep(seconds))
         _measure(target, report, others, "far", far, list_size, callers, seconds)
         with Producer(target.nameserver) as producer:
@@ -90,7 +90,7 @@ def _fill(
 def _measure(
     target: Target,
     report: Report,
-    others: Trickle,
+    others: CancelTrickle,
     where: str,
     handles: list[str],
     list_size: int,
@@ -143,7 +143,7 @@ def _check(outcomes: Sequence[CancelOutcome]) -> None:
     assert not strange, f"pending messages were answered {strange}"
 
 
-class Trickle:
+class CancelTrickle:
     """Other messages that fall due all the time, and how late they were; a context manager."""
 
     def __init__(self, nameserver: str, topic: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from duemq import Producer
 from duemq_server.bench.harness import floors
-from duemq_server.bench.harness.crew import Crew, Member
+from duemq_server.bench.harness.crew import Crew, CrewMember
 from duemq_server.bench.harness.pace import paced
 from duemq_server.bench.harness.percentiles import summary
 from duemq_server.bench.harness.processes import CpuMeter
@@ -37,7 +37,7 @@ NS_PER_MS = 1e6
 class Parted:
     """A member that gave its queues up, and when it was made to."""
 
-    member: Member
+    member: CrewMember
     at_ns: int
 
 
@@ -117,12 +117,12 @@ class _Stream:
 
 
 def _change(
-    guests: Sequence[Member], stream: _Stream, seconds: float, every_s: float
+    guests: Sequence[CrewMember], stream: _Stream, seconds: float, every_s: float
 ) -> list[Parted]:
     """A guest joins, leaves, the next one joins, …, while messages flow; answers who left."""
     left: list[Parted] = []
-    waiting: Iterator[Member] = iter(guests)
-    guest: Member | None = None
+    waiting: Iterator[CrewMember] = iter(guests)
+    guest: CrewMember | None = None
     for change in range(int(seconds / every_s)):
         stream.send_until(WARM_UP_S + (change + 0.5) * every_s)
         if guest is None:

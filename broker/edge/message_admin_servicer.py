@@ -26,7 +26,7 @@ from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pulls.disk_reads import stopping
 from duemq_server.broker.groups.progress import Activity, QueueState, state_of
 from duemq_server.broker.reading import lookup, reader
-from duemq_server.broker.reading.lookup import Cursor, Found, LookupStart, MessageQuery
+from duemq_server.broker.reading.lookup import Cursor, FoundRecord, LookupStart, MessageQuery
 from duemq_server.broker.store.changes import offset_changes
 from duemq_server.broker.store.offsets import GroupQueue
 from duemq_server.broker.store.queues import Queue
@@ -136,7 +136,7 @@ class MessageAdminServicer:
         await self._commits.wait(settled)
         return message_admin_pb2.MarkResentResponse()
 
-    def _found(self, topic: str, found: Found) -> message_admin_pb2.FoundMessage:
+    def _found(self, topic: str, found: FoundRecord) -> message_admin_pb2.FoundMessage:
         # What is no Record is shown all the same: as a body, and nothing else.
         record = _record(found.entry) or message_pb2.Record(body=bytes(found.entry))
         return message_admin_pb2.FoundMessage(

@@ -17,7 +17,7 @@ from duemq_server.broker.store.changes import (
     offset_changes,
     timer_queue_changes,
 )
-from duemq_server.broker.store.offsets import GroupQueue, Progress, check_claim
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue, check_claim
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.serving.permissions.access import ACCESS
@@ -66,7 +66,7 @@ class OffsetRequests:
             raise checks.wrong("start_from", request.start_from, "EARLIEST, LATEST or AT_TIME")
         self._check_coordinator(request)
         starts = await self._starts(request)
-        changes: list[tuple[GroupQueue, Progress]] = []
+        changes: list[tuple[GroupQueue, GroupOffset]] = []
         results = [self._acquire(request, ref, starts, changes) for ref in request.queues]
         await self._commits.wait(offset_changes.put(self._store, request.group, changes))
         return results
@@ -109,7 +109,7 @@ class OffsetRequests:
         request: broker_pb2.AcquireQueuesRequest,
         ref: message_pb2.QueueRef,
         starts: dict[Queue, int | DuemqError],
-        changes: list[tuple[GroupQueue, Progress]],
+        changes: list[tuple[GroupQueue, GroupOffset]],
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(request.group, ref.topic, ref.queue_id)
         try:
@@ -144,7 +144,7 @@ class OffsetRequests:
         for start in range(0, len(commits), QUEUES_AT_ONCE):
             if start:
                 await asyncio.sleep(0)  # let others have a turn
-            changes: dict[GroupQueue, Progress] = {}
+            changes: dict[GroupQueue, GroupOffset] = {}
             part = commits[start : start + QUEUES_AT_ONCE]
             results += [self._commit(group, commit, changes, timer_id) for commit in part]
             settled = max(settled, offset_changes.put(self._store, group, [*changes.items()]))
@@ -166,7 +166,7 @@ class OffsetRequests:
         self,
         group: str,
         commit: broker_pb2.OffsetCommit,
-        changes: dict[GroupQueue, Progress],
+        changes: dict[GroupQueue, GroupOffset],
         timer_id: int,
     ) -> broker_pb2.OffsetResult:
         key = GroupQueue(group, commit.topic, commit.queue_id)

@@ -13,7 +13,7 @@ from duemq.protocol import checks, names
 from duemq.transport import status
 from duemq.v1 import broker_pb2
 from duemq_server.broker.edge.commits import PENDING_BYTES_HIGH, ROOM_TIMEOUT_S, Commits
-from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
+from duemq_server.broker.groups.send_back import FailedMessage, Outcome, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import StoredRecord
 from duemq_server.broker.store.changes import group_changes
@@ -67,7 +67,9 @@ class SendBackRequests:
             ]
         )
 
-    async def _store_all(self, group: str, failures: list[Failure]) -> tuple[list[Outcome], int]:
+    async def _store_all(
+        self, group: str, failures: list[FailedMessage]
+    ) -> tuple[list[Outcome], int]:
         """(Outcomes in order, settled)."""
         outcomes: list[Outcome] = [SentBack(duplicate=True)] * len(failures)
         wanted: list[Wanted] = []
@@ -118,8 +120,8 @@ class SendBackRequests:
             raise Overloaded(f"the disk is behind by more than {ROOM_TIMEOUT_S} s") from None
 
 
-def _failure(group: str, message: broker_pb2.FailedMessage) -> Failure:
-    return Failure(
+def _failure(group: str, message: broker_pb2.FailedMessage) -> FailedMessage:
+    return FailedMessage(
         GroupQueue(group, message.topic, message.queue_id),
         message.offset,
         message.generation,
@@ -131,7 +133,7 @@ def _failure(group: str, message: broker_pb2.FailedMessage) -> Failure:
     )
 
 
-def _result(failure: Failure, outcome: Outcome) -> broker_pb2.SendBackResult:
+def _result(failure: FailedMessage, outcome: Outcome) -> broker_pb2.SendBackResult:
     result = broker_pb2.SendBackResult(
         topic=failure.key.topic, queue_id=failure.key.queue_id, offset=failure.offset
     )

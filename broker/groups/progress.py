@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from duemq.errors import DuemqError
 from duemq.protocol import names
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 
@@ -44,11 +44,11 @@ class Activity:
         """When the last commit was; 0: none."""
         return self._committed_ms.get(key, 0)
 
-    def behind(self, find: Callable[[GroupQueue], Progress | None]) -> list[GroupQueue]:
+    def behind(self, find: Callable[[GroupQueue], GroupOffset | None]) -> list[GroupQueue]:
         """Where groups were given more than they have committed, which `find` tells."""
         return [key for key in list(self._pulled) if self.is_behind(key, find(key))]
 
-    def is_behind(self, key: GroupQueue, progress: Progress | None) -> bool:
+    def is_behind(self, key: GroupQueue, progress: GroupOffset | None) -> bool:
         """Whether the group has still to commit what it was given."""
         return progress is not None and progress.offset < self.pulled_to(key)
 
@@ -71,7 +71,7 @@ class QueueState(NamedTuple):
     """A group in one queue."""
 
     queue: Queue
-    progress: Progress
+    progress: GroupOffset
     settled: Sequence[int]
     pulled_offset: int
 
@@ -120,7 +120,9 @@ def states_of(store: Store, activity: Activity, group: str) -> Iterable[QueueSta
             yield state_of(store, activity, GroupQueue(group, topic, queue_id), progress)
 
 
-def state_of(store: Store, activity: Activity, key: GroupQueue, progress: Progress) -> QueueState:
+def state_of(
+    store: Store, activity: Activity, key: GroupQueue, progress: GroupOffset
+) -> QueueState:
     """Raises TopicNotFound, QueueNotFound."""
     queue = store.queue(key.topic, key.queue_id)
     return QueueState(queue, progress, tuple(store.offsets.settled(key)), activity.pulled_to(key))

@@ -34,7 +34,7 @@ from duemq_server.broker.store.store import Store
 RETRY_QUEUES = 1
 
 
-class Failure(NamedTuple):
+class FailedMessage(NamedTuple):
     """A message that a group could not process, and what the group says of it.
 
     `delay_ms` None: as the group's policy says.  `deliveries` 0: one more than the record knows.
@@ -65,7 +65,7 @@ class _Again(NamedTuple):
     """A record on its second way into the log.  `at`: the place of its failure."""
 
     at: int
-    failure: Failure
+    failure: FailedMessage
     entry: bytes
     stored: StoredRecord
     due_ms: int
@@ -78,7 +78,7 @@ class SendBacks:
         self._store = store
         self._broker = broker
 
-    def check(self, failure: Failure) -> Queue | None:
+    def check(self, failure: FailedMessage) -> Queue | None:
         """The queue to read the record from; None: a duplicate.
 
         Raises InvalidArgument, TopicNotFound, TopicReplaced, QueueNotFound, FencedMember,
@@ -106,7 +106,7 @@ class SendBacks:
     def store(
         self,
         group: str,
-        failures: Sequence[Failure],
+        failures: Sequence[FailedMessage],
         records: Sequence[StoredRecord | DuemqError],
         now_ms: int,
     ) -> tuple[list[Outcome], int]:
@@ -153,7 +153,12 @@ class SendBacks:
         return outcomes, settled
 
     def _again(
-        self, at: int, failure: Failure, stored: StoredRecord, policy: RetryPolicy, now_ms: int
+        self,
+        at: int,
+        failure: FailedMessage,
+        stored: StoredRecord,
+        policy: RetryPolicy,
+        now_ms: int,
     ) -> tuple[_Again, SentBack]:
         """The record as it is stored anew, and where it goes.  Raises Corrupt."""
         group, topic, queue_id = failure.key

@@ -79,7 +79,7 @@ class Cursor(NamedTuple):
     place: LookupStart
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """`entry`: the record as it lies in a RecordBatch, its tag and length included."""
 
     queue_id: int
@@ -91,7 +91,7 @@ class Found(NamedTuple):
 class LookupStep(NamedTuple):
     """`following`: where the next step begins; None: that was all."""
 
-    found: list[Found]
+    found: list[FoundRecord]
     following: LookupStart | None
 
 
@@ -186,7 +186,7 @@ def search(
     Raises Corrupt and what reads of the disk raise, in the last step.
     """
     budget = _Budget(records_max, **bounds)
-    found: list[Found] = []
+    found: list[FoundRecord] = []
     unread, failure = start.unread, None
     if unread is not None and unread[0] == start.queue_id:
         raise _why_unread(log, queues, query, start)
@@ -231,7 +231,7 @@ def _search_queue(
     query: MessageQuery,
     low: int,
     budget: _Budget,
-    found: list[Found],
+    found: list[FoundRecord],
 ) -> _Stopped | None:
     """Where it stopped; None: at the end."""
     before = len(found)
@@ -264,7 +264,7 @@ def _search_page(
     low: int,
     high: int,
     budget: _Budget,
-    found: list[Found],
+    found: list[FoundRecord],
 ) -> int:
     """Looks at a page of entries, or as much of it as the budget allows; where to go on."""
     page = _by_key_index(queue, query, low, high, budget) if query.key_hash else None
@@ -288,7 +288,7 @@ def _search_page(
                     budget.answer_bytes = 0
                     return offset
                 store_ms = int(page.entries["store_ms"][index])
-                found.append(Found(queue.queue_id, offset, store_ms, bytes(entry)))
+                found.append(FoundRecord(queue.queue_id, offset, store_ms, bytes(entry)))
                 budget.answer_bytes -= len(entry)
                 budget.records -= 1
                 if budget.full:

@@ -1,13 +1,13 @@
 """What the answer to a repeat says of the batch that was stored before."""
 
 from duemq.errors import Corrupt, OutOfSequence, Unavailable
-from duemq_server.broker.store.producers import Stored
+from duemq_server.broker.store.producers import StoredPlace
 from duemq_server.storage import frame
 from duemq_server.storage.errors import DiskFull, StorageError
 from duemq_server.storage.log_parts.log_reader import LogReader
 
 
-def due_of(log: LogReader, stored: Stored) -> bytes:
+def due_of(log: LogReader, stored: StoredPlace) -> bytes:
     """Due times of a stored batch as packed i64.
 
     Any thread, once the batch is durable.  Raises OutOfSequence if retention has removed it.

@@ -31,7 +31,7 @@ from typing import Any
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import group_configs
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.topics import Topic
 
 TOPIC_CREATED = 2
@@ -81,17 +81,17 @@ def read_topic_deleted(body: memoryview) -> str:
     return name
 
 
-def offsets(group: str, changes: Iterable[tuple[GroupQueue, Progress]]) -> bytes:
+def offsets(group: str, changes: Iterable[tuple[GroupQueue, GroupOffset]]) -> bytes:
     """Body of an entry of kind OFFSETS or OFFSETS_RESET: changes of one group."""
     rows = [[key.topic, key.queue_id, *progress] for key, progress in changes]
     return _encode({"group": group, "rows": rows})
 
 
-def read_offsets(body: memoryview) -> list[tuple[GroupQueue, Progress]]:
+def read_offsets(body: memoryview) -> list[tuple[GroupQueue, GroupOffset]]:
     """The changes of one group."""
     entry = json.loads(bytes(body))
     return [
-        (GroupQueue(entry["group"], topic, queue_id), Progress(offset, generation))
+        (GroupQueue(entry["group"], topic, queue_id), GroupOffset(offset, generation))
         for topic, queue_id, offset, generation in entry["rows"]
     ]
 

@@ -76,7 +76,7 @@ class GroupQueue(NamedTuple):
     queue_id: int
 
 
-class Progress(NamedTuple):
+class GroupOffset(NamedTuple):
     """`offset`: the next record to consume.  `generation`: the fence."""
 
     offset: int
@@ -88,20 +88,20 @@ class Offsets:
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries_max = entries_max
-        self._groups: dict[str, dict[tuple[str, int], Progress]] = {}
+        self._groups: dict[str, dict[tuple[str, int], GroupOffset]] = {}
         self._entries = 0
         # Ascending, never empty.  Their groups are in _groups, perhaps without progress.
         self._settled: dict[GroupQueue, array[int]] = {}
         self._settled_count = 0
         self._deleted: dict[str, int] = {}
 
-    def find(self, key: GroupQueue) -> Progress | None:
+    def find(self, key: GroupQueue) -> GroupOffset | None:
         """None: the group never was there."""
         queues = self._groups.get(key.group)
         return queues.get((key.topic, key.queue_id)) if queues else None
 
     def check_fence(
-        self, key: GroupQueue, generation: int, progress: Progress | None = None
+        self, key: GroupQueue, generation: int, progress: GroupOffset | None = None
     ) -> None:
         """Raises FencedMember for an overtaken generation, InvalidArgument for an illegal one.
 
@@ -119,7 +119,7 @@ class Offsets:
             )
 
     def check_acquired(
-        self, key: GroupQueue, generation: int, progress: Progress | None = None
+        self, key: GroupQueue, generation: int, progress: GroupOffset | None = None
     ) -> None:
         """As `check_fence`, of who says what the group has done.
 
@@ -139,7 +139,7 @@ class Offsets:
 
     def acquire(
         self, key: GroupQueue, generation: int, start: int, min_offset: int, max_offset: int
-    ) -> Progress:
+    ) -> GroupOffset:
         """What the queue's progress becomes when `generation` takes it over; `put` makes it so.
 
         `start` is where a group begins that was never there.  A member of a group that was deleted
@@ -149,9 +149,9 @@ class Offsets:
         self.check_fence(key, generation, known)
         if known is None:
             self._check_not_deleted(key, generation)
-            return Progress(start, generation)
+            return GroupOffset(start, generation)
         offset = min(max(known.offset, min_offset), max_offset)
-        return Progress(offset, max(known.generation, generation))
+        return GroupOffset(offset, max(known.generation, generation))
 
     def _check_not_deleted(self, key: GroupQueue, generation: int) -> None:
         """Raises FencedMember.
@@ -174,8 +174,8 @@ class Offsets:
         offset: int,
         max_offset: int,
         was: int | None = None,
-        known: Progress | None = None,
-    ) -> Progress:
+        known: GroupOffset | None = None,
+    ) -> GroupOffset:
         """What the progress becomes by a commit; raises FencedMember, OffsetOutOfRange.
 
         `known`: what it is to be by an earlier commit of the same request.
@@ -194,15 +194,15 @@ class Offsets:
                 limit=f"0 to {max_offset}",
             )
         if known is None:
-            return Progress(offset, generation)
+            return GroupOffset(offset, generation)
         if 0 < generation == known.generation or was not in (None, known.offset):
             offset = max(offset, known.offset)
-        return Progress(offset, max(generation, known.generation))
+        return GroupOffset(offset, max(generation, known.generation))
 
-    def reset(self, key: GroupQueue, offset: int) -> Progress:
+    def reset(self, key: GroupQueue, offset: int) -> GroupOffset:
         """What the progress becomes when an operator moves it: members lose the queue."""
         known = self.find(key)
-        return Progress(offset, known.generation + 1 if known else 0)
+        return GroupOffset(offset, known.generation + 1 if known else 0)
 
     def check_room(self, keys: Iterable[GroupQueue]) -> None:
         """Raises Overloaded when there is no room for those of the keys that are new."""
@@ -215,7 +215,7 @@ class Offsets:
                 limit=self._entries_max,
             )
 
-    def put(self, key: GroupQueue, progress: Progress) -> None:
+    def put(self, key: GroupQueue, progress: GroupOffset) -> None:
         """Makes the progress so; the caller has checked that there is room."""
         queues = self._groups.setdefault(key.group, {})
         place = (key.topic, key.queue_id)
@@ -300,7 +300,7 @@ class Offsets:
         queues = self._groups.get(group, {})
         return max((progress.generation for progress in queues.values()), default=0)
 
-    def of_group(self, group: str, topic: str = "") -> Iterator[tuple[str, int, Progress]]:
+    def of_group(self, group: str, topic: str = "") -> Iterator[tuple[str, int, GroupOffset]]:
         """(topic, queue id, progress) of a group, of one topic or of all."""
         # A copy first: metrics are read in another thread.
         queues = list(self._groups.get(group, {}).items())
@@ -371,6 +371,6 @@ class Offsets:
         self._settled.clear()
         self._settled_count = 0
         for group, topic, queue_id, offset, generation in rows:
-            self.put(GroupQueue(group, topic, queue_id), Progress(offset, generation))
+            self.put(GroupQueue(group, topic, queue_id), GroupOffset(offset, generation))
         for group, topic, queue_id, offsets in settled_rows:
             self.settle(GroupQueue(group, topic, queue_id), offsets)

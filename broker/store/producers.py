@@ -64,7 +64,7 @@ class LaneKey(NamedTuple):
     timed: bool
 
 
-class Stored(NamedTuple):
+class StoredPlace(NamedTuple):
     """Where a batch lies: the answer to its sender, and to the sender's repeats."""
 
     position: int
@@ -92,11 +92,13 @@ class ProducerLane(NamedTuple):
         """Batches whose answers are known."""
         return len(self.window) // _STORED.size
 
-    def stored(self, back: int) -> Stored:
+    def stored(self, back: int) -> StoredPlace:
         """The answer to the last batch (1), the one before (2), and so on."""
-        return Stored(*_STORED.unpack_from(self.window, len(self.window) - back * _STORED.size))
+        return StoredPlace(
+            *_STORED.unpack_from(self.window, len(self.window) - back * _STORED.size)
+        )
 
-    def after(self, stored: Stored, window_batches: int, used_at_ms: int) -> "ProducerLane":
+    def after(self, stored: StoredPlace, window_batches: int, used_at_ms: int) -> "ProducerLane":
         """When the next batch was stored."""
         kept = self.window[-(window_batches - 1) * _STORED.size :]
         window = kept + _STORED.pack(*stored)
@@ -137,7 +139,7 @@ class Producers:
         """Another timer service has taken over: this one is not listened to any more."""
         self._services.pop(service_id, None)
 
-    def find(self, key: LaneKey, epoch: int, sequence: int) -> Stored | None:
+    def find(self, key: LaneKey, epoch: int, sequence: int) -> StoredPlace | None:
         """The answer that this batch was given before; None: it is not stored.
 
         To be asked before anything else may refuse the batch: its sender takes a refusal for "not
@@ -186,7 +188,7 @@ class Producers:
                 limit=lane.next_sequence,
             )
 
-    def record(self, key: LaneKey, epoch: int, sequence: int, stored: Stored) -> None:
+    def record(self, key: LaneKey, epoch: int, sequence: int, stored: StoredPlace) -> None:
         """The batch was appended (or is found in the log during recovery)."""
         table = self._table(key)
         lane = table.pop(key, None)

@@ -13,8 +13,8 @@ from duemq.errors import InvariantError
 from duemq.protocol import names
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import journal
-from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.producers import LaneKey, Stored
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
+from duemq_server.broker.store.producers import LaneKey, StoredPlace
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
@@ -138,7 +138,7 @@ class Replay:
             case kind:
                 raise InvariantError(f"log position {entry.position}: unknown kind {kind}")
 
-    def _offsets(self, entry: Entry) -> list[tuple[GroupQueue, Progress]]:
+    def _offsets(self, entry: Entry) -> list[tuple[GroupQueue, GroupOffset]]:
         changes = journal.read_offsets(entry.body)
         return [(key, progress) for key, progress in changes if self._knows(key)]
 
@@ -229,5 +229,5 @@ class Replay:
             LaneKey(found.producer_id, topic, queue_id, found.timed),
             found.producer_epoch,
             found.sequence,
-            Stored(position, found.base_offset, found.store_ms, found.queue_id, found.count),
+            StoredPlace(position, found.base_offset, found.store_ms, found.queue_id, found.count),
         )

@@ -26,7 +26,7 @@ from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatc
 from duemq_server.broker.store import journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.hidden import Hidden
-from duemq_server.broker.store.producers import LaneKey, Stored, check_identity
+from duemq_server.broker.store.producers import LaneKey, StoredPlace, check_identity
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.broker.store.tables import Tables
@@ -56,7 +56,7 @@ class Accepted(NamedTuple):
     (broker/reading/repeats.py).
     """
 
-    stored: Stored
+    stored: StoredPlace
     settled: int
     timed: bool = False
     duplicate: bool = False
@@ -246,7 +246,7 @@ class Store:
             position, payload_at, columns.sizes, columns.tag_hashes, columns.key_hashes, store_ms
         )
         self._unindexed.append(_Unindexed(end, queue, entries))
-        stored = Stored(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
+        stored = StoredPlace(position, queue.next_offset, store_ms, queue.queue_id, columns.count)
         if seen_later:
             self.hidden.hide(queue, queue.next_offset, seen_later)
             self.tables.stamp_ahead(store_ms)

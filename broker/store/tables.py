@@ -17,7 +17,7 @@ from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.records.timer_owners import TimerOwners
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfigs
-from duemq_server.broker.store.offsets import GroupQueue, Offsets, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue, Offsets
 from duemq_server.broker.store.producers import Producers
 from duemq_server.broker.store.queues import Queue, QueueTable
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -114,7 +114,7 @@ class Tables:
     def hand_over_timers(self, service_id: int, ends: Sequence[tuple[int, int]]) -> None:
         """A timer service has taken over so much of queues that it has no more."""
         for queue_id, offset in ends:
-            self.offsets.put(_taken_over_by(queue_id), Progress(offset, 0))
+            self.offsets.put(_taken_over_by(queue_id), GroupOffset(offset, 0))
         self.timer_owners.hand_over(service_id, ends)
 
     def timer_ends(self) -> dict[int, int]:
@@ -140,7 +140,7 @@ class Tables:
         found = self.offsets.find(_taken_over_by(queue_id))
         return found.offset if found is not None else 0
 
-    def reset_offsets(self, changes: Iterable[tuple[GroupQueue, Progress]]) -> None:
+    def reset_offsets(self, changes: Iterable[tuple[GroupQueue, GroupOffset]]) -> None:
         """A group was moved; nothing is settled there any more."""
         for key, progress in changes:
             self.offsets.clear_settled(key)
@@ -233,7 +233,7 @@ class Tables:
         self.set_aside.clear()
         return skipped
 
-    def purge(self, cuts: Iterable[tuple[GroupQueue, Progress]]) -> None:
+    def purge(self, cuts: Iterable[tuple[GroupQueue, GroupOffset]]) -> None:
         """Forgets the records before the offsets of the group that purges."""
         for key, progress in cuts:
             self._purge(self.queues.of(key.topic)[key.queue_id], progress.offset)

@@ -1,6 +1,6 @@
 """Where `duemq send` gets its messages from: one argument, lines, a CSV or a JSON Lines file.
 
-Pure but for reading the file.  Every entry of the input yields one `Entry`, in order; one that
+Pure but for reading the file.  Every entry of the input yields one `InputLine`, in order; one that
 cannot be read yields its error instead, so that the rest is sent and the output keeps the order.
 """
 
@@ -21,7 +21,7 @@ LINE_BYTES_MAX = 32 << 20
 
 
 @dataclass
-class Entry:
+class InputLine:
     """A message to send, or why there is none."""
 
     line: int
@@ -31,18 +31,18 @@ class Entry:
     error: InvalidArgument | None = None
 
 
-def from_argument(body: str) -> Iterator[Entry]:
+def from_argument(body: str) -> Iterator[InputLine]:
     """The argument itself, byte for byte as it was given."""
-    yield Entry(1, os.fsencode(body))
+    yield InputLine(1, os.fsencode(body))
 
 
-def from_lines(lines: Iterable[bytes]) -> Iterator[Entry]:
+def from_lines(lines: Iterable[bytes]) -> Iterator[InputLine]:
     """Each line is a body, without its end."""
     for number, line in enumerate(lines, 1):
-        yield Entry(number, line.rstrip(b"\r\n"))
+        yield InputLine(number, line.rstrip(b"\r\n"))
 
 
-def from_jsonl(lines: Iterable[bytes]) -> Iterator[Entry]:
+def from_jsonl(lines: Iterable[bytes]) -> Iterator[InputLine]:
     """Each line that is not blank is a JSON value and goes out as it is written."""
     for number, line in enumerate(lines, 1):
         body = line.strip()
@@ -51,12 +51,12 @@ def from_jsonl(lines: Iterable[bytes]) -> Iterator[Entry]:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError) as error:
-            yield Entry(number, error=_wrong(number, f"not JSON: {error}"))
+            yield InputLine(number, error=_wrong(number, f"not JSON: {error}"))
             continue
-        yield Entry(number, body, value if isinstance(value, dict) else {})
+        yield InputLine(number, body, value if isinstance(value, dict) else {})
 
 
-def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
+def from_csv(lines: Iterable[bytes]) -> Iterator[InputLine]:
     """Each row goes out as a JSON object, its keys from the header line.
 
     Raises InvalidArgument for a header that cannot be read, or names a column twice.
@@ -80,7 +80,7 @@ def from_csv(lines: Iterable[bytes]) -> Iterator[Entry]:
             wrong = _wrong(number, f"not CSV: {error}")
             if not header:  # the next row would be taken for it
                 raise wrong from error
-            yield Entry(number, error=wrong)
+            yield InputLine(number, error=wrong)
             continue
         if row is None:
             return
@@ -102,13 +102,13 @@ def _check_header(header: list[str]) -> None:
             )
 
 
-def _row(number: int, header: list[str], row: list[str]) -> Entry:
+def _row(number: int, header: list[str], row: list[str]) -> InputLine:
     if len(row) != len(header):
         message = f"{len(row)} columns, the header has {len(header)}"
-        return Entry(number, error=_wrong(number, message))
+        return InputLine(number, error=_wrong(number, message))
     columns = dict(zip(header, row, strict=True))
     body = json.dumps(columns, ensure_ascii=False, separators=(",", ":")).encode()
-    return Entry(number, body, columns)
+    return InputLine(number, body, columns)
 
 
 def _wrong(number: int, message: str) -> InvalidArgument:

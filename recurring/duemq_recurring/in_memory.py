@@ -15,9 +15,9 @@ from duemq.v1 import message_pb2, schedule_pb2
 from duemq_recurring import moves, specs
 from duemq_recurring.moves import Move
 from duemq_recurring.occurrences import END_MS
-from duemq_recurring.schedule import MADE, Pending, Schedule, ScheduleChange, entry_of
+from duemq_recurring.schedule import MADE, PendingMessage, Schedule, ScheduleChange, entry_of
 from duemq_recurring.schedules import BYTES_MAX, SCHEDULES_MAX, Schedules
-from duemq_recurring.steps import AT_ONCE, Step, step
+from duemq_recurring.steps import AT_ONCE, ScheduleStep, step
 
 
 class Keeper(Protocol):
@@ -64,7 +64,7 @@ class MemorySchedules:
 
     def _advance(self, schedule: Schedule) -> bool:
         found = step(schedule, self._keeper.now_ms)
-        if not isinstance(found, Step):
+        if not isinstance(found, ScheduleStep):
             self._schedules.keep(schedule, found)
             return False
         move = moves.advance(schedule, found)
@@ -87,7 +87,7 @@ class MemorySchedules:
                 entry_of(move.name, move.plan, coming)
             ).records
             place = self._keeper.keep(move.plan.topic, record, coming.due_ms)
-            came.append(Pending(self._keeper.source, place, coming.at_ms, coming.due_ms))
+            came.append(PendingMessage(self._keeper.source, place, coming.at_ms, coming.due_ms))
         plan = move.plan if move.what == MADE else None
         self._schedules.apply([ScheduleChange(move.name, move.what, move.state, came, plan)])
 

@@ -12,8 +12,16 @@ from typing import NamedTuple, NoReturn
 
 from duemq.protocol import checks
 from duemq_recurring.occurrences import END_MS, CatchUp, Occurrence
-from duemq_recurring.schedule import DELETED, MADE, MOVED, Pending, Plan, Schedule, State
-from duemq_recurring.steps import Step, step
+from duemq_recurring.schedule import (
+    DELETED,
+    MADE,
+    MOVED,
+    PendingMessage,
+    Plan,
+    Schedule,
+    ScheduleState,
+)
+from duemq_recurring.steps import ScheduleStep, step
 
 CREATED, CHANGED, UNCHANGED, EXISTS = "CREATED", "CHANGED", "UNCHANGED", "EXISTS"
 """What came of `put`; CHANGED and UNCHANGED of the others, too."""
@@ -25,10 +33,10 @@ class Move(NamedTuple):
     name: str
     what: int  # as of ScheduleChange
     plan: Plan
-    state: State
+    state: ScheduleState
     come: Sequence[Occurrence] = ()
-    cancelled: Sequence[Pending] = ()
-    replaced: Sequence[Pending] = ()
+    cancelled: Sequence[PendingMessage] = ()
+    replaced: Sequence[PendingMessage] = ()
     topic: str = ""  # of what goes; empty: the plan's
 
 
@@ -56,14 +64,14 @@ def put(old: Schedule | None, name: str, plan: Plan, now_ms: int) -> Move:
     """
     left_ms = old.state.left_ms if old is not None else 0
     cursor_ms = max(now_ms - 1, left_ms)
-    state = State(old is not None and old.state.paused, cursor_ms, 0, left_ms)
+    state = ScheduleState(old is not None and old.state.paused, cursor_ms, 0, left_ms)
     first = Schedule(name, plan, state).occurrences.after(cursor_ms) or _refuse(plan)
     replaced = old.pending if old is not None else ()
     topic = old.plan.topic if old is not None else plan.topic
     move = Move(name, MADE, plan, state, replaced=replaced, topic=topic)
     if state.paused:
         return move
-    return move._replace(state=State(False, first.at_ms, 1, left_ms), come=(first,))
+    return move._replace(state=ScheduleState(False, first.at_ms, 1, left_ms), come=(first,))
 
 
 def _refuse(plan: Plan) -> NoReturn:
@@ -100,7 +108,7 @@ def resume(schedule: Schedule, now_ms: int, catch_up: CatchUp | None = None) -> 
     asked = Schedule(schedule.name, dataclasses.replace(plan, recurrence=recurrence), state)
     found = step(asked, now_ms)
     move = Move(schedule.name, MOVED, plan, state)
-    return _moved(move, found) if isinstance(found, Step) else move
+    return _moved(move, found) if isinstance(found, ScheduleStep) else move
 
 
 def delete(schedule: Schedule) -> Move:
@@ -108,7 +116,7 @@ def delete(schedule: Schedule) -> Move:
     return Move(schedule.name, DELETED, schedule.plan, schedule.state, cancelled=schedule.pending)
 
 
-def advance(schedule: Schedule, found: Step) -> Move | None:
+def advance(schedule: Schedule, found: ScheduleStep) -> Move | None:
     """What a step asks for; None: nothing, and nothing ever will."""
     if not found.come and not found.gone:
         return None
@@ -116,7 +124,7 @@ def advance(schedule: Schedule, found: Step) -> Move | None:
     return _moved(move, found)
 
 
-def _moved(move: Move, found: Step) -> Move:
+def _moved(move: Move, found: ScheduleStep) -> Move:
     stored = move.state.stored + len(found.come) - len(found.gone)
     left_out = tuple(each for each in move.state.left_out if each > found.cursor_ms)
     state = move.state._replace(cursor_ms=found.cursor_ms, stored=stored, left_out=left_out)
@@ -125,7 +133,7 @@ def _moved(move: Move, found: Step) -> Move:
     return move._replace(state=state, come=found.come)
 
 
-def _rewound(schedule: Schedule) -> State:
+def _rewound(schedule: Schedule) -> ScheduleState:
     """How far it had come without the messages that wait.
 
     One between them may have been fired or cancelled by its handle: it does not come again.

@@ -49,7 +49,7 @@ class Plan:
         return self == dataclasses.replace(other, recurrence=recurrence)
 
 
-class Pending(NamedTuple):
+class PendingMessage(NamedTuple):
     """A message of a schedule that waits, as a timer of the shard's own."""
 
     source: Source
@@ -58,7 +58,7 @@ class Pending(NamedTuple):
     due_ms: int
 
 
-class State(NamedTuple):
+class ScheduleState(NamedTuple):
     """How far a schedule has come."""
 
     paused: bool
@@ -77,8 +77,8 @@ class Schedule:
 
     name: str
     plan: Plan
-    state: State
-    pending: tuple[Pending, ...] = ()
+    state: ScheduleState
+    pending: tuple[PendingMessage, ...] = ()
     wake_ms: int = 0  # while something waits: when to look whether it is late
 
     _occurrences: Occurrences | None = None
@@ -133,8 +133,8 @@ class ScheduleChange(NamedTuple):
 
     name: str
     what: int  # MADE, MOVED, DELETED
-    state: State = State(False, 0, 0)
-    came: Sequence[Pending] = ()
+    state: ScheduleState = ScheduleState(False, 0, 0)
+    came: Sequence[PendingMessage] = ()
     plan: Plan | None = None  # if it is MADE
 
 

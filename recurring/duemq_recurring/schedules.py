@@ -24,7 +24,7 @@ from duemq_recurring.schedule import (
     DELETED,
     MADE,
     MOVED,
-    Pending,
+    PendingMessage,
     Plan,
     Schedule,
     ScheduleChange,
@@ -151,7 +151,7 @@ class Schedules:
         self._ready.pop(schedule.name, None)
         self.bytes -= schedule.size
 
-    def _add(self, schedule: Schedule, came: Sequence[Pending]) -> None:
+    def _add(self, schedule: Schedule, came: Sequence[PendingMessage]) -> None:
         schedule.pending += tuple(came)
         for each in came:
             self._by_place[each.source, each.offset] = schedule

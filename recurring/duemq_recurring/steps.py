@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from duemq_recurring.occurrences import END_MS, LATE_MS, CatchUp, Occurrence
-from duemq_recurring.schedule import Pending, Schedule
+from duemq_recurring.schedule import PendingMessage, Schedule
 
 NEVER = 1 << 62
 AT_ONCE = 64
@@ -16,15 +16,15 @@ AT_ONCE_BYTES = 1 << 20
 """The same; of one the last message may be beyond it."""
 
 
-class Step(NamedTuple):
+class ScheduleStep(NamedTuple):
     """How a schedule moves on: messages that go, and those that come in their place."""
 
-    gone: Sequence[Pending]
+    gone: Sequence[PendingMessage]
     come: Sequence[Occurrence]
     cursor_ms: int
 
 
-def step(schedule: Schedule, now_ms: int) -> Step | int:
+def step(schedule: Schedule, now_ms: int) -> ScheduleStep | int:
     """How a schedule moves on now; or when to ask again, NEVER: when something has happened.
 
     Raises InvalidArgument if this machine cannot tell its occurrences.
@@ -49,12 +49,14 @@ def step(schedule: Schedule, now_ms: int) -> Step | int:
     return max(wake_ms, now_ms + 1)
 
 
-def _next(schedule: Schedule, now_ms: int, gone: Sequence[Pending], cursor_ms: int) -> Step:
+def _next(
+    schedule: Schedule, now_ms: int, gone: Sequence[PendingMessage], cursor_ms: int
+) -> ScheduleStep:
     count = schedule.plan.recurrence.count
     room = count - schedule.state.stored + len(gone) if count else AT_ONCE
     room = min(room, AT_ONCE_BYTES // (len(schedule.plan.record) + 1) + 1)
     come = _coming(schedule, cursor_ms, now_ms)[: max(room, 0)]
-    return Step(gone, come, come[-1].at_ms if come else END_MS)
+    return ScheduleStep(gone, come, come[-1].at_ms if come else END_MS)
 
 
 def _coming(schedule: Schedule, after_ms: int, now_ms: int) -> list[Occurrence]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from duemq_server.replication.protocol.record import Found, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, ReplicaId
 from duemq_server.replication.protocol.times import Times
 
 
@@ -36,7 +36,7 @@ class Election:
         self._address = address
         self._jitter = jitter
         self._times = times
-        self._found: Found | None = None
+        self._found: HeldRecord | None = None
         self._since_ms = 0  # the record and its lease are as they are
         self._wait_ms = 0.0
         self._heard_ms: int | None = None
@@ -44,7 +44,7 @@ class Election:
         self.doubled = False
         """Somebody renews the lease in this disk's name: one data directory is a copy."""
 
-    def saw(self, found: Found | None, now_ms: int) -> None:
+    def saw(self, found: HeldRecord | None, now_ms: int) -> None:
         """What the store held at a read that had ended by `now_ms`."""
         if found != self._found:
             another = self._version() != (found.version if found else None)
@@ -89,12 +89,12 @@ class Election:
             return True
         return now_ms - since_ms >= duration_ms + self._wait_ms
 
-    def _leads_elsewhere(self, found: Found) -> bool:
+    def _leads_elsewhere(self, found: HeldRecord) -> bool:
         """This disk leads as another process, which may be alive: one has a copy of its data."""
         record = found.record
         return record.leader == self._me and record.address != self._address
 
-    def _leader_is_away(self, found: Found, now_ms: int) -> bool:
+    def _leader_is_away(self, found: HeldRecord, now_ms: int) -> bool:
         """By the store's word or by its silence; but who is heard is there.
 
         A leader serves for `heard_ms` after it sent what was answered; that was heard later.

@@ -10,7 +10,7 @@ from duemq_server.replication.protocol.record import Record, ReplicaId
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowerProgress:
     """A follower whose stream is open."""
 
     replica: ReplicaId
@@ -67,7 +67,7 @@ def refusal(hello: Hello, ours: Record, epoch: int, *, deposed: bool) -> tuple[R
     return None
 
 
-def rival(hello: Hello, me: ReplicaId, alive: Iterable[Progress]) -> str:
+def rival(hello: Hello, me: ReplicaId, alive: Iterable[FollowerProgress]) -> str:
     """Why it cannot be who it says, while another one is alive, as `me` is; empty: it can.
 
     Else two processes would take each other's place again and again, or count as one disk.

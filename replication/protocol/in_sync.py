@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found, MemberChange, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, MemberChange, Record, ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Swap:
     record: Record
 
 
-class State(Enum):
+class InSyncState(Enum):
     """Of the set."""
 
     SETTLED = auto()
@@ -45,7 +45,7 @@ class InSyncSet:
     def __init__(self, version: str, record: Record, min_insync: int) -> None:
         self.record = record
         """As it was last known to be in the store."""
-        self.state = State.SETTLED
+        self.state = InSyncState.SETTLED
         self.deposed = False
         """Somebody else leads, or the record is gone."""
         self._version = version
@@ -76,7 +76,7 @@ class InSyncSet:
         return self._propose(records.with_change(self.record, change, self._min))
 
     def _propose(self, record: Record) -> Swap:
-        if self.state is not State.SETTLED:
+        if self.state is not InSyncState.SETTLED:
             raise ValueError("another change is under way")
         return self._ask(self._version, record)
 
@@ -84,7 +84,7 @@ class InSyncSet:
         self._numbers += 1
         self._possible.add(record.in_sync)
         self._asked = Swap(self._numbers, version, record)
-        self.state = State.ASKED
+        self.state = InSyncState.ASKED
         return self._asked
 
     def won(self, number: int, version: str) -> None:
@@ -93,30 +93,30 @@ class InSyncSet:
             self.record, self._version = self._asked.record, version
             self._possible = {self.record.in_sync}
             self._asked = None
-            self.state = State.SETTLED
+            self.state = InSyncState.SETTLED
 
-    def lost(self, number: int, found: Found | None) -> Swap | None:
+    def lost(self, number: int, found: HeldRecord | None) -> Swap | None:
         """The store holds something else; what to ask for next."""
         if self._asked is None or number != self._asked.number:
             return None
         self._asked = None
-        self.state = State.UNKNOWN
+        self.state = InSyncState.UNKNOWN
         return self.read(found)
 
     def unanswered(self, number: int) -> None:
         """No answer came: it may have been done, or be done yet."""
         if self._asked is not None and number == self._asked.number:
             self._asked = None
-            self.state = State.UNKNOWN
+            self.state = InSyncState.UNKNOWN
 
-    def read(self, found: Found | None) -> Swap | None:
+    def read(self, found: HeldRecord | None) -> Swap | None:
         """What the store holds; if it may not be our record, what to ask for next."""
         ours = self.record
         if found is None or (found.record.epoch, found.record.leader) != (ours.epoch, ours.leader):
             self.deposed = True
             return None
-        settled = self.state is State.SETTLED
-        if self.state is State.ASKED or (settled and found.version == self._version):
+        settled = self.state is InSyncState.SETTLED
+        if self.state is InSyncState.ASKED or (settled and found.version == self._version):
             return None
         wanted = found.record
         if settled or wanted.in_sync not in self._possible:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duemq_server.replication.protocol.epochs import Epochs, common_end
-from duemq_server.replication.protocol.followers import Progress, refusal, rival
-from duemq_server.replication.protocol.in_sync import InSyncSet, State, Swap
+from duemq_server.replication.protocol.followers import FollowerProgress, refusal, rival
+from duemq_server.replication.protocol.in_sync import InSyncSet, InSyncState, Swap
 from duemq_server.replication.protocol.messages import (
     CHUNK_BYTES_MAX,
     UNANSWERED_BYTES_MAX,
@@ -27,7 +27,7 @@ from duemq_server.replication.protocol.messages import (
     Welcome,
 )
 from duemq_server.replication.protocol.record import (
-    Found,
+    HeldRecord,
     MemberChange,
     Record,
     Refused,
@@ -42,7 +42,7 @@ class Leader:
     def __init__(
         self,
         me: ReplicaId,
-        found: Found,
+        found: HeldRecord,
         epochs: Epochs,
         *,
         start: int,
@@ -73,7 +73,7 @@ class Leader:
         self._began_ms = now_ms
         self._higher_epoch = False
         self._renewed_ms: int | None = None
-        self._progress: dict[int, Progress] = {}  # by stream
+        self._progress: dict[int, FollowerProgress] = {}  # by stream
         self._durable: dict[ReplicaId, int] = {}  # what disks have, also of streams that broke
         self._broke: set[ReplicaId] = set()
         self.resigned = False
@@ -165,7 +165,7 @@ class Leader:
         for other, progress in self.followers.items():
             if progress.replica.name == hello.replica.name:
                 self.broke(other)
-        self._progress[stream] = Progress(
+        self._progress[stream] = FollowerProgress(
             hello.replica,
             hello.address,
             next=keep,
@@ -219,7 +219,7 @@ class Leader:
         )
 
     @property
-    def followers(self) -> dict[int, Progress]:
+    def followers(self) -> dict[int, FollowerProgress]:
         """Open streams."""
         return dict(self._progress)
 
@@ -234,7 +234,7 @@ class Leader:
         high watermark cannot move without the absent one, so who is left in stays electable.  A
         dead member may be exchanged for a new one in one compare-and-set.
         """
-        if self.deposed or self.set.state is not State.SETTLED:
+        if self.deposed or self.set.state is not InSyncState.SETTLED:
             return None
         current = self.record.in_sync
         wanted = current | frozenset(self._admissible(now_ms))
@@ -251,10 +251,10 @@ class Leader:
             if self._is_ready(each):
                 yield each.replica
 
-    def _lags(self, progress: Progress, now_ms: int) -> bool:
+    def _lags(self, progress: FollowerProgress, now_ms: int) -> bool:
         return now_ms - progress.at_end_ms > self._times.lag_max_ms
 
-    def _is_ready(self, progress: Progress) -> bool:
+    def _is_ready(self, progress: FollowerProgress) -> bool:
         durable = progress.durable or 0
         return durable >= self.high_watermark and durable > self.start
 
@@ -279,7 +279,7 @@ class Leader:
         """
         if self.deposed or self.resigned:
             raise Refused("another one is about to lead")
-        if self.set.state is not State.SETTLED or change.is_done(self.record):
+        if self.set.state is not InSyncState.SETTLED or change.is_done(self.record):
             return None
         return self.set.propose_members(change)
 
@@ -295,7 +295,7 @@ class Leader:
             if progress.replica.name not in self.record.members:
                 self.broke(stream)
 
-    def lost(self, number: int, found: Found | None) -> Swap | None:
+    def lost(self, number: int, found: HeldRecord | None) -> Swap | None:
         """A change was not made; what to try next."""
         return self.set.lost(number, found)
 
@@ -303,7 +303,7 @@ class Leader:
         """No answer came: read the record, and tell `read`."""
         self.set.unanswered(number)
 
-    def read(self, found: Found | None) -> Swap | None:
+    def read(self, found: HeldRecord | None) -> Swap | None:
         """What the store holds, however that became known; what to try next."""
         return self.set.read(found)
 
@@ -326,7 +326,7 @@ class Leader:
             and (each.durable or 0) >= end
             and name in ("", each.replica.name)
         ]
-        settled = self.set.state is State.SETTLED and self.high_watermark >= end
+        settled = self.set.state is InSyncState.SETTLED and self.high_watermark >= end
         return min(ready)[1] if ready and settled else None
 
     def may_relieve(self, *, with_space: bool) -> bool:

@@ -82,7 +82,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HeldRecord:
     """What a store held at one moment."""
 
     version: str

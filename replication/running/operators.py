@@ -15,7 +15,7 @@ from duemq.errors import DuemqError, InvalidArgument, ReadOnly, Unavailable
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.messages import Reason
 from duemq_server.replication.protocol.record import (
-    Found,
+    HeldRecord,
     MemberChange,
     Record,
     Refused,
@@ -258,14 +258,14 @@ class Operators:
             return
         raise InvalidArgument(refusal, field="replica", value=life.settings.replica)
 
-    async def _read(self) -> Found | None:
+    async def _read(self) -> HeldRecord | None:
         try:
             return await self._life.store.read()
         except StoreError as error:
             raise Unavailable(f"the record cannot be read: {error}") from error
 
     async def _decide(
-        self, found: Found | None, wanted: Record, text: str, *, confirmed: bool
+        self, found: HeldRecord | None, wanted: Record, text: str, *, confirmed: bool
     ) -> str:
         if not confirmed:
             return text

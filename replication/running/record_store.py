@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from duemq.errors import InvalidArgument
 from duemq.settings import Tls
 from duemq.transport.tls import Certificates
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.settings import ReplicaSettings
 from duemq_server.replication.stores.etcd import EtcdStore
 from duemq_server.replication.stores.file import FileStore
@@ -68,7 +68,7 @@ class RecordStore:
         self.look_s = store.look_s
         self._thread = ThreadPoolExecutor(1, "lease-store")
 
-    async def read(self) -> Found | None:
+    async def read(self) -> HeldRecord | None:
         """See Store.read."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.blocking.read)
 

@@ -13,7 +13,7 @@ from duemq_server.replication.running.v1 import replication_pb2 as pb
 SERVICE = pb.DESCRIPTOR.services_by_name["Replication"]
 
 
-class Member(Protocol):
+class AskedReplica(Protocol):
     """The replica that is asked."""
 
     @property
@@ -60,7 +60,7 @@ class Member(Protocol):
 class ReplicationServicer:
     """See the module."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: AskedReplica) -> None:
         self._member = member
 
     async def Follow(self, requests: AsyncIterator[pb.FromFollower], context: Any) -> None:

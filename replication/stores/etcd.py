@@ -25,7 +25,7 @@ import grpc
 
 from duemq.transport.channel import OPTIONS
 from duemq.transport.tls import Certificates
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId, decode, encode
 from duemq_server.replication.stores.etcd_v3 import rpc_pb2, stubs
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.storage.errors import UnknownVersion
@@ -74,7 +74,7 @@ class EtcdStore:
 
     # -- the record
 
-    def read(self) -> Found | None:
+    def read(self) -> HeldRecord | None:
         """See Store."""
         both = [_get(self._record), _get(self._version)]
         answer = self._anywhere(lambda etcd: etcd.transact(rpc_pb2.TxnRequest(success=both)))
@@ -82,7 +82,7 @@ class EtcdStore:
             found = _found(answer)
         if found is None or found.record.leader is None:
             return found
-        return Found(found.version, found.record, self._lease_of(found.record.leader))
+        return HeldRecord(found.version, found.record, self._lease_of(found.record.leader))
 
     def swap(self, version: str | None, record: Record) -> str:
         """See Store."""
@@ -236,7 +236,7 @@ def _put(key: bytes, value: bytes) -> rpc_pb2.RequestOp:
     return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value))
 
 
-def _found(answer: rpc_pb2.TxnResponse) -> Found | None:
+def _found(answer: rpc_pb2.TxnResponse) -> HeldRecord | None:
     """Of an answer to gets of the record and its version; they come and go together.
 
     Raises ValueError, UnknownVersion.
@@ -247,7 +247,7 @@ def _found(answer: rpc_pb2.TxnResponse) -> Found | None:
     if not record or not version:  # neither is there a record, nor could one be put there
         gone, left = ("version", "record") if record else ("record", "version")
         raise ValueError(f"somebody removed `{gone}` alone: remove `{left}`, too")
-    return Found(version[0].value.decode(), decode(record[0].value))
+    return HeldRecord(version[0].value.decode(), decode(record[0].value))
 
 
 def _said(error: grpc.RpcError) -> str:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId, decode, encode
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.storage.errors import UnknownVersion
 
@@ -49,7 +49,7 @@ class FileStore:
 
     # -- the record
 
-    def read(self) -> Found | None:
+    def read(self) -> HeldRecord | None:
         """See Store."""
         with self._translated():
             stored = self._stored()
@@ -57,8 +57,8 @@ class FileStore:
                 return None
             version, record = stored
             if record.leader is None:
-                return Found(version, record)
-            return Found(version, record, *self._lease_of(record.leader))
+                return HeldRecord(version, record)
+            return HeldRecord(version, record, *self._lease_of(record.leader))
 
     def swap(self, version: str | None, record: Record) -> str:
         """See Store."""
@@ -66,7 +66,7 @@ class FileStore:
         with self._translated(), self._locked():
             stored = self._stored()
             if version != (stored[0] if stored else None):
-                raise Conflict(Found(*stored) if stored else None)
+                raise Conflict(HeldRecord(*stored) if stored else None)
             # Random, so that no version comes again after the record was removed.
             new = secrets.token_hex(16)
             self._replace(json.dumps({"version": new, "record": json.loads(data)}).encode())

@@ -28,7 +28,7 @@ from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId, decode, encode
 from duemq_server.replication.stores.lease_api import LeaseApi, MovedError
 from duemq_server.replication.stores.store import Conflict, StoreError
 from duemq_server.storage.errors import UnknownVersion
@@ -74,7 +74,7 @@ class KubernetesStore:
 
     # -- the record
 
-    def read(self) -> Found | None:
+    def read(self) -> HeldRecord | None:
         """See Store."""
         found = self._found(self._get())
         with self._guard:
@@ -103,7 +103,7 @@ class KubernetesStore:
         self._put(wanted)
         return new
 
-    def _is_alive(self, found: Found | None, record: Record) -> bool:
+    def _is_alive(self, found: HeldRecord | None, record: Record) -> bool:
         """Whether the leader that is to be relieved renewed its lease after it was read here."""
         with self._guard:
             read = self._read
@@ -222,14 +222,14 @@ class KubernetesStore:
         found = self._found(lease)
         return found.record.leader if found is not None else None
 
-    def _found(self, lease: Lease | None) -> Found | None:
+    def _found(self, lease: Lease | None) -> HeldRecord | None:
         """Raises StoreError."""
         if lease is None:
             return None
         annotations = _annotations(lease)
         try:
             record = decode(annotations[RECORD].encode())
-            return Found(annotations[VERSION], record, annotations.get(LEASE))
+            return HeldRecord(annotations[VERSION], record, annotations.get(LEASE))
         except KeyError as error:
             raise StoreError(f"Lease {self._group} is not DueMQ's: it has no {error}") from error
         except (ValueError, UnknownVersion) as error:

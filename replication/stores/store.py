@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 
 
 class StoreError(Exception):
@@ -18,7 +18,7 @@ class StoreError(Exception):
 class Conflict(Exception):
     """The store holds another version; `found` is what it holds, None if nothing."""
 
-    def __init__(self, found: Found | None) -> None:
+    def __init__(self, found: HeldRecord | None) -> None:
         super().__init__(f"the record is of version {found.version if found else None}")
         self.found = found
 
@@ -29,7 +29,7 @@ class Store(Protocol):
     look_s: float
     """Between two looks of a replica that does not lead, where nothing else says to look."""
 
-    def read(self) -> Found | None:
+    def read(self) -> HeldRecord | None:
         """What is there now (linearizable); None: nothing.  Raises StoreError."""
         ...
 

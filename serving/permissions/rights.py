@@ -61,7 +61,7 @@ EVERY = "\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AllowRule:
     """One `[[allow]]`."""
 
     names: tuple[str, ...]
@@ -86,7 +86,7 @@ class Entry:
 class Policy:
     """All entries, and what was asked of them: each request asks."""
 
-    def __init__(self, entries: Collection[Entry]) -> None:
+    def __init__(self, entries: Collection[AllowRule]) -> None:
         self.entries = tuple(entries)
         self._answers: dict[tuple[tuple[str, ...], Need], bool] = {}
 
@@ -115,11 +115,11 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     )
 
 
-def _may_send(entry: Entry, topic: str) -> bool:
+def _may_send(entry: AllowRule, topic: str) -> bool:
     return _matches(entry.send, topic)
 
 
-def _may_receive(entry: Entry, topic: str) -> bool:
+def _may_receive(entry: AllowRule, topic: str) -> bool:
     group = group_of(topic)  # of what it sent back
     return _matches(entry.receive, topic) or bool(group and _matches(entry.groups, group))
 
@@ -156,9 +156,9 @@ def parse(text: str) -> Policy:
     return Policy(entries)
 
 
-def _entry(number: int, table: Mapping[str, Any]) -> Entry:
+def _entry(number: int, table: Mapping[str, Any]) -> AllowRule:
     where = f"{FIELD}: entry {number}"
-    known = {each.name for each in fields(Entry)}
+    known = {each.name for each in fields(AllowRule)}
     for name in table:
         if name not in known:
             raise checks.wrong(where, name, f"one of {', '.join(sorted(known))}")
@@ -174,7 +174,7 @@ def _entry(number: int, table: Mapping[str, Any]) -> Entry:
         raise checks.wrong(f"{where}: names", "", "at least one name of certificates, or *")
     if EVERYBODY in values["names"] and (values.get("admin") or values.get("service")):
         raise checks.wrong(f"{where}: names", EVERYBODY, "names, where all is allowed")
-    return Entry(**values)
+    return AllowRule(**values)
 
 
 def _texts(where: str, value: object) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from duemq_server.local_cluster import EmbeddedCluster
-from duemq_server.local_cluster.supervisor import Member
+from duemq_server.local_cluster.supervisor import ChildPlace
 from tests.listening import listening
 from tests.service.cut_link import Link
 
@@ -176,10 +176,10 @@ class ProxiedCluster(EmbeddedCluster):
         self._network = network
         network.processes = lambda: self.processes
 
-    def _advertised(self, member: Member) -> str:
+    def _advertised(self, member: ChildPlace) -> str:
         return self._network.front(member.name, member.address)
 
-    def _command(self, member: Member) -> list[str]:
+    def _command(self, member: ChildPlace) -> list[str]:
         command = super()._command(member)
         if NAMESERVERS in command:
             command[command.index(NAMESERVERS) + 1] = self.nameserver

@@ -24,7 +24,7 @@ import pytest
 
 from duemq.transport.channel import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS
 from duemq_server.local_cluster import EmbeddedCluster
-from duemq_server.local_cluster.supervisor import Member
+from duemq_server.local_cluster.supervisor import ChildPlace
 from tests.cluster.harness import WAIT_S
 from tests.cluster.judging import judged
 from tests.service.cut_link import Link, link_to
@@ -81,7 +81,7 @@ class LinkedCluster(EmbeddedCluster):
         self._links = links
         super().__init__(directory, **options)  # type: ignore[arg-type]
 
-    def _advertised(self, member: Member) -> str:
+    def _advertised(self, member: ChildPlace) -> str:
         if member.kind == "nameserver":
             return super()._advertised(member)
         return self._links.address(member.name, member.address)

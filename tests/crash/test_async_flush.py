@@ -17,7 +17,7 @@ from duemq_server.broker.log_loop import LogLoop
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFailed
@@ -71,7 +71,9 @@ async def cut_short(keep: Random | None) -> FaultyDisk:
         await send(broker, 0, 50)
         await asyncio.to_thread(broker.store.log.sync)
         await send(broker, 50, 50)
-        await broker.commits.wait(offset_changes.put(broker.store, "g", [(KEY, Progress(100, 5))]))
+        await broker.commits.wait(
+            offset_changes.put(broker.store, "g", [(KEY, GroupOffset(100, 5))])
+        )
         assert broker.store.queue("orders", 0).max_offset == 100
         await broker.checkpoints.save()
         await send(broker, 100, 10)

@@ -15,7 +15,7 @@ from duemq_server.broker.groups.progress import Activity, lags, state_of
 from duemq_server.broker.reading import reader, time_search
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -92,7 +92,7 @@ def cut_after_a_checkpoint(kept: int) -> tuple[FaultyDisk, list[int]]:
     store = opened(disk)
     positions = send(store, "old", 0, 100)
     settle(store)
-    offset_changes.put(store, "g", [(KEY, Progress(100, 5))])
+    offset_changes.put(store, "g", [(KEY, GroupOffset(100, 5))])
     settle(store)
     ends = [store.queue("orders", 0).max_offset, store.queue(TIMER_TOPIC, 0).max_offset]
     save(store, disk)
@@ -146,7 +146,7 @@ def test_a_loss_is_found_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_was_committed_bounds_a_queue_that_got_nothing_since() -> None:
     disk, _ = cut_after_a_checkpoint(50)
     store = opened(disk)
-    offset_changes.put(store, "g", [(KEY, Progress(100, 6))])
+    offset_changes.put(store, "g", [(KEY, GroupOffset(100, 6))])
     settle(store)
     assert opened(_without_checkpoint(disk)).queue("orders", 0).next_offset == 100
 
@@ -174,7 +174,7 @@ def test_who_reads_steps_over_what_is_lost() -> None:
     disk, _ = cut_after_a_checkpoint(50)
     store = opened(disk)
     queue = store.queue("orders", 0)
-    store.offsets.put(KEY, Progress(49, 5))
+    store.offsets.put(KEY, GroupOffset(49, 5))
     for offset in (50, 73, 100):
         assert (queue.present(offset), queue.entry_from(offset)) == (100, None)
         assert reader.read_records(store.log, queue, offset, 9, 1 << 20).next_offset == 100
@@ -190,7 +190,7 @@ def test_who_reads_steps_over_what_is_lost() -> None:
     assert [time_search.first_stored_since(queue, at) for at in (NOW_MS, NOW_MS + 6)] == [0, 103]
     since = time_search.first_stored_since(queue, NOW_MS + 1)
     assert queue.present(since) == 100
-    state = state_of(store, Activity(), KEY, Progress(60, 5))
+    state = state_of(store, Activity(), KEY, GroupOffset(60, 5))
     assert state.lag_ms(NOW_MS + 7) == 2
     [found] = reader.read_each(store.log, [(queue, 60)], 1 << 20)
     assert isinstance(found, OffsetOutOfRange)
@@ -230,7 +230,7 @@ def test_without_sync_a_power_cut_takes_the_end_only_and_hides_nothing_new(
     send(store, "old", BEFORE, AFTER)
     acknowledge_unsynced(store)
     store.durable(store.log.written_position)
-    offset_changes.put(store, "g", [(KEY, Progress(100, 5))])
+    offset_changes.put(store, "g", [(KEY, GroupOffset(100, 5))])
     acknowledge_unsynced(store)
     ends = [store.queue("orders", 0).max_offset, store.queue(TIMER_TOPIC, 0).max_offset]
     assert ends == [100, 100]

@@ -15,13 +15,13 @@ from duemq.protocol import names
 from duemq.protocol.names import TIMER_TOPIC
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
-from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
+from duemq_server.broker.groups.send_back import FailedMessage, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
@@ -37,7 +37,7 @@ NOW_MS = 1_000
 GROUP = "billing"
 KEY = GroupQueue(GROUP, "orders", 0)
 DEAD = names.dead_letter_topic(GROUP)
-COMMITTED, RESET = Progress(2, 9), Progress(1, 10)
+COMMITTED, RESET = GroupOffset(2, 9), GroupOffset(1, 10)
 POLICY = RetryPolicy(2, (5, 7))
 SEEDS = range(4)
 MESSAGES = 12
@@ -60,7 +60,7 @@ class Consumer:
     committed: bool = False
 
     def send_back(self, store: Store, *offsets: int, dead_letter: bool = False) -> None:
-        failures = [Failure(KEY, offset, dead_letter=dead_letter) for offset in offsets]
+        failures = [FailedMessage(KEY, offset, dead_letter=dead_letter) for offset in offsets]
         self.asked |= dict.fromkeys(offsets, dead_letter)
         queue = store.queue("orders", 0)
         records = reader.read_each(store.log, [(queue, offset) for offset in offsets], 1 << 20)

@@ -17,7 +17,7 @@ from duemq_server.broker.reading import reader
 from duemq_server.broker.records.batch import IncomingBatch
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.disk import Disk
@@ -89,7 +89,7 @@ def script(disk: Disk, client: Client) -> Iterator[None]:
         client.send(store, "orders", size)
         client.send(store, "orders", size, timed=True)
         client.settle(store)
-    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(2, 9))])
+    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), GroupOffset(2, 9))])
     client.settle(store)
     client.committed = 2
     client.send(store, "bills", 900)
@@ -163,7 +163,7 @@ def check(disk: FaultyDisk, client: Client) -> None:
     assert not client.deleted & {topic.name for topic in store.topics}
     progress = store.offsets.find(GroupQueue("g", "orders", 0))
     if client.committed:
-        assert progress == Progress(2, 9)
+        assert progress == GroupOffset(2, 9)
     save(store, disk)
     again = opened(disk)
     for lane in client.batches:

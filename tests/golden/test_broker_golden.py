@@ -13,8 +13,8 @@ from duemq_server.broker.records.timer_owners import TimerOwners
 from duemq_server.broker.store import checkpoint_state, group_configs, journal
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.producers import LaneKey, Producers, Stored
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
+from duemq_server.broker.store.producers import LaneKey, Producers, StoredPlace
 from duemq_server.broker.store.topics import Topic
 from duemq_server.storage import frame
 
@@ -39,8 +39,8 @@ KEPT = (
     ' "incarnations": {"m1": 2}, "shares": {"m1": [["orders", "b1", 0]]}}'
 )
 CHANGES = [
-    (GroupQueue("billing", "orders", 0), Progress(41, 1_700_000_000_123)),
-    (GroupQueue("billing", "orders", 1), Progress(0, 5)),
+    (GroupQueue("billing", "orders", 0), GroupOffset(41, 1_700_000_000_123)),
+    (GroupQueue("billing", "orders", 1), GroupOffset(0, 5)),
 ]
 
 
@@ -48,7 +48,7 @@ def producers() -> Producers:
     made = Producers(idle_ms=1_000)
     for key, epoch, first in LANES:
         for number in range(3):
-            stored = Stored(96 * number, 10 * number, 1_700_000_000_123 + number, 2, 10)
+            stored = StoredPlace(96 * number, 10 * number, 1_700_000_000_123 + number, 2, 10)
             made.record(key, epoch, first + number, stored)
     return made
 
@@ -176,7 +176,7 @@ def test_lanes_are_read_as_ever() -> None:
     again.load(lanes)
     assert again.freeze()() == producers().freeze()()
     key, epoch, first = LANES[0]
-    assert again.find(key, epoch, first + 1) == Stored(96, 10, 1_700_000_000_124, 2, 10)
+    assert again.find(key, epoch, first + 1) == StoredPlace(96, 10, 1_700_000_000_124, 2, 10)
 
 
 def test_journal_entries_are_written_and_read_as_ever() -> None:

@@ -10,10 +10,10 @@ from duemq.v1 import message_pb2
 from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.scheduling.fire_lane import FireBatch
 from duemq_server.timer_service.scheduling.holding import changes
-from duemq_server.timer_service.scheduling.holding.dropping import Dropping, Found, Sifting
+from duemq_server.timer_service.scheduling.holding.dropping import Backlogged, Dropping, Sifting
 from duemq_server.timer_service.timers.hold_entry import DROP_OLDER
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
-from duemq_server.timer_service.views.listing import Page, Wanted
+from duemq_server.timer_service.views.listing import Page, PageQuery
 
 if TYPE_CHECKING:
     from tests.property.timer_world import World
@@ -64,12 +64,12 @@ class HoldModel:
     def _drop(self, sifting: Sifting) -> None:
         scheduler, after = self._world.scheduler, None
         while not sifting.over:
-            wanted = Wanted(sifting.hold.topic, 0, sifting.to_ms, 5, after)
+            wanted = PageQuery(sifting.hold.topic, 0, sifting.to_ms, 5, after)
             page = Page(scheduler, wanted, sifting.make, wants_all=False)
             page.run()
             listed, after = page.still_pending(scheduler), page.next
             found = [
-                Found(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), key)
+                Backlogged(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), key)
                 for at, _, key in listed
             ]
             gone = sifting.take(found, last=after is None)

@@ -21,7 +21,7 @@ from duemq_server.timer_service.far.far_segments import SUFFIX
 from duemq_server.timer_service.far.key_look_up import KeyLookUp
 from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
-    Change,
+    KeyedChange,
     Rescheduling,
     Scheduling,
 )
@@ -54,7 +54,7 @@ DAMAGED = "DAMAGED"
 class Sent:
     """A request that was decided."""
 
-    make: Callable[[], Change]
+    make: Callable[[], KeyedChange]
     results: list[Result]
     end: int
     at_ms: int
@@ -65,9 +65,9 @@ class Sent:
 class Begun:
     """A request that is not decided."""
 
-    change: Change
+    change: KeyedChange
     check: Callable[[], Callable[[list[Result]], list[Callable[[], None]]]]
-    make: Callable[[], Change]
+    make: Callable[[], KeyedChange]
     look_up: KeyLookUp | None = None
     ran: bool = False
 
@@ -111,7 +111,7 @@ class KeyedModel:
         asked = keyed_records(topic, keys, records, due_ms)
         request = self._request()
 
-        def make() -> Change:
+        def make() -> KeyedChange:
             return Scheduling(self._world.scheduler, request, asked, if_absent=if_absent)
 
         def check() -> Callable[[list[Result]], list[Callable[[], None]]]:
@@ -141,7 +141,7 @@ class KeyedModel:
     def cancel(self, keys: Sequence[TimerKey]) -> None:
         request = self._request()
 
-        def make() -> Change:
+        def make() -> KeyedChange:
             return CancellingKeys(self._world.scheduler, request, keys)
 
         def check() -> Callable[[list[Result]], list[Callable[[], None]]]:
@@ -175,7 +175,7 @@ class KeyedModel:
         arrived = [self._pending(timer) is not None for timer in timers]
         request = self._request()
 
-        def make() -> Change:
+        def make() -> KeyedChange:
             return Rescheduling(self._world.scheduler, request, timers, due_ms, fire=fire)
 
         def check() -> Callable[[list[Result]], list[Callable[[], None]]]:
@@ -369,7 +369,7 @@ class KeyedModel:
             self.done.append(sent)
             self._unsettled.append(sent)
 
-    def _look_up(self, changes: Sequence[Change]) -> KeyLookUp:
+    def _look_up(self, changes: Sequence[KeyedChange]) -> KeyLookUp:
         scheduler = self._world.scheduler
         asks = [each.asks() for each in changes]
         keys = [ask for found, _ in asks for ask in found]

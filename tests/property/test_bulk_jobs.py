@@ -17,7 +17,7 @@ from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.bulk.matching import Reading
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
-from duemq_server.timer_service.views.listing import Page, Position, Wanted
+from duemq_server.timer_service.views.listing import Page, PageQuery, Position
 from tests.crash.faulty_disk import PowerCut
 from tests.property.timer_world import (
     BROKER,
@@ -287,7 +287,7 @@ class BulkJobs(RuleBasedStateMachine):
         for topic in TOPICS:
             after: Position | None = None
             while True:
-                wanted = Wanted(topic, 0, NO_END_MS, 1_000, after)
+                wanted = PageQuery(topic, 0, NO_END_MS, 1_000, after)
                 page = Page(self.world.scheduler, wanted, message_id, wants_all=True)
                 page.run()
                 for each in page.still_pending(self.world.scheduler):

@@ -23,7 +23,7 @@ from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.disk.housekeeping import Save
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk.place import ShardPlace
 from duemq_server.timer_service.scheduling.cancelling import outcome_of_gone
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
 from tests.crash.faulty_disk import FaultyDisk
@@ -48,7 +48,7 @@ class OneShard:
         self.number = number
         self.disk = FaultyDisk()
         self.disk.makedirs(DATA)
-        self.place: Place
+        self.place: ShardPlace
         self.directory: DataDirectory
         self.begins: dict[int, int] = {}  # of granted queues
 

@@ -12,13 +12,13 @@ from duemq.protocol import names
 from duemq.protocol.names import TIMER_TOPIC
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
-from duemq_server.broker.groups.send_back import Failure, SendBacks, SentBack
+from duemq_server.broker.groups.send_back import FailedMessage, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records import retry_record
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
@@ -44,7 +44,7 @@ class Model:
     """One group, in plain types."""
 
     def __init__(self) -> None:
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, GroupOffset] = {}
         self.settled: set[Place] = set()
         self.retries = 0
         self.retries_max = 16
@@ -53,7 +53,7 @@ class Model:
         known = self.progress.get(topic)
         return (topic, offset) in self.settled or (known is not None and offset < known.offset)
 
-    def move(self, topic: str, progress: Progress) -> None:
+    def move(self, topic: str, progress: GroupOffset) -> None:
         self.progress[topic] = progress
         self.settled = {
             (name, offset)
@@ -92,7 +92,7 @@ class SendBackMachine(RuleBasedStateMachine):
         key, model = GroupQueue(group, topic, 0), self.models[group]
         queue = self.store.queue(topic, 0)
         records = reader.read_each(self.store.log, [(queue, offset) for offset in at], 1 << 20)
-        failures = [Failure(key, offset, dead_letter=dead) for offset in at]
+        failures = [FailedMessage(key, offset, dead_letter=dead) for offset in at]
         outcomes, _ = SendBacks(self.store, "b1").store(group, failures, records, NOW_MS)
         settle(self.store)
         for offset, outcome in zip(at, outcomes, strict=True):
@@ -110,8 +110,8 @@ class SendBackMachine(RuleBasedStateMachine):
         key, model = GroupQueue(group, topic, 0), self.models[group]
         known = model.progress.get(topic)
         fence = max(generation, known.generation if known else 0)
-        offset_changes.put(self.store, group, [(key, Progress(offset, fence))])
-        model.move(topic, Progress(offset, fence))
+        offset_changes.put(self.store, group, [(key, GroupOffset(offset, fence))])
+        model.move(topic, GroupOffset(offset, fence))
 
     @rule(group=groups, topic=topics, offset=st.integers(0, MESSAGES))
     def reset(self, group: str, topic: str, offset: int) -> None:
@@ -119,7 +119,7 @@ class SendBackMachine(RuleBasedStateMachine):
         known = model.progress.get(topic)
         offset_changes.reset(self.store, group, [(GroupQueue(group, topic, 0), offset)])
         model.forget(topic)
-        model.move(topic, Progress(offset, known.generation + 1 if known else 0))
+        model.move(topic, GroupOffset(offset, known.generation + 1 if known else 0))
 
     @rule(group=groups, retries_max=st.integers(0, 3))
     def put_group(self, group: str, retries_max: int) -> None:

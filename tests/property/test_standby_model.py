@@ -20,7 +20,7 @@ from duemq.errors import FencedTimer, InvalidArgument
 from duemq.protocol import names
 from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.retry_policy import RetryPolicy
-from duemq_server.broker.groups.send_back import Failure, SendBacks
+from duemq_server.broker.groups.send_back import FailedMessage, SendBacks
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.records.timer_owners import ALIVE_MS
@@ -28,7 +28,7 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.storage.indexes.consume_queue import ENTRY_BYTES
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.unit.broker.batches import batch
@@ -135,10 +135,10 @@ class StandbyMachine(RuleBasedStateMachine):
         group, topic = self.group(), self.a_topic_that_is_there()
         change = (
             GroupQueue(group, topic, 0),
-            Progress(self.offset(topic), self.random.randint(0, 5)),
+            GroupOffset(self.offset(topic), self.random.randint(0, 5)),
         )
         last = GroupQueue(group, topic, self.leader.store.topics.find(topic).queues - 1)
-        changes = [change, (last, Progress(0, 0))] if last.queue_id > 1 else [change]
+        changes = [change, (last, GroupOffset(0, 0))] if last.queue_id > 1 else [change]
         offset_changes.put(self.leader.store, group, changes)
 
     def reset(self) -> None:
@@ -156,7 +156,7 @@ class StandbyMachine(RuleBasedStateMachine):
         if offset < queue.max_offset:
             records = reader.read_each(store.log, [(queue, offset)], 1 << 20)
             dead = self.random.random() < 0.5
-            failure = Failure(GroupQueue(group, topic, 0), offset, dead_letter=dead)
+            failure = FailedMessage(GroupQueue(group, topic, 0), offset, dead_letter=dead)
             SendBacks(store, "b1").store(group, [failure], records, self.now_ms)
 
     def mark_resent(self) -> None:

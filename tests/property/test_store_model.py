@@ -26,8 +26,8 @@ from duemq.v1 import message_pb2
 from duemq_server.broker.reading import reader
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
-from duemq_server.broker.store.producers import Stored
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
+from duemq_server.broker.store.producers import StoredPlace
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import ALL_DUE_MS, Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -56,7 +56,7 @@ class Sent(NamedTuple):
     batch: FakeBatch
     place: Place
     bodies: list[bytes]
-    stored: Stored
+    stored: StoredPlace
     settled: int
 
 
@@ -274,7 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
         if topic in self.store.topics:
             queue = self.store.queue(topic, queue_id)
             offset = queue.min_offset + int((queue.max_offset - queue.min_offset) * share)
-            change = (GroupQueue("g", topic, queue_id), Progress(offset, 3))
+            change = (GroupQueue("g", topic, queue_id), GroupOffset(offset, 3))
             try:
                 offset_changes.put(self.store, "g", [change])
             except (ReadOnly, Overloaded):

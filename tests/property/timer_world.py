@@ -44,9 +44,9 @@ from duemq_server.timer_service.scheduling.fire_lane import FireBatch, FireOutco
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
-from duemq_server.timer_service.views.finding import Finding
+from duemq_server.timer_service.views.finding import HandleFinder
 from duemq_server.timer_service.views.forecast import Forecast, split_blocks
-from duemq_server.timer_service.views.listing import Page, Position, Wanted
+from duemq_server.timer_service.views.listing import Page, PageQuery, Position
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.property.hold_model import HoldModel
 from tests.property.keyed_model import KEYED_FROM, SHARD, KeyedModel
@@ -159,7 +159,7 @@ class Listing:
             return None if offset % self._every else offset
 
         scheduler = self._world.scheduler
-        wanted = Wanted(self._topic, 0, 1 << 60, self._limit, self._after)
+        wanted = PageQuery(self._topic, 0, 1 << 60, self._limit, self._after)
         self.lose()
         self._page = Page(scheduler, wanted, make, wants_all=self._every == 1)
         self._pin.enter_context(scheduler.segments.pinned(self._page.files()))
@@ -512,7 +512,7 @@ class World:
     def find(self, message: int) -> str:
         """What became of a timer, checked against every timer that can be found."""
         handle = self.keyed.handle(message)
-        finding = Finding(self.scheduler, [handle])
+        finding = HandleFinder(self.scheduler, [handle])
         while not finding.advance(self.now_ms + AHEAD_MS):
             query = finding.query()
             look_up = self.look_up([query])

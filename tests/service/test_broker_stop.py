@@ -14,7 +14,7 @@ from duemq_server.broker.edge.pull_stream import ParkedPull
 from duemq_server.broker.reading.pull import parse
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.storage.disk import RealDisk
 from duemq_server.storage.errors import DiskFull
 from tests.service.running_broker import batch, running_broker, topic_name
@@ -76,7 +76,7 @@ async def test_nothing_is_given_to_who_waited_for_a_commit_meanwhile(tmp_path) -
     topic = topic_name()
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch(topic, [b"1"]))
-        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), GroupOffset(0, 0))])
         asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
         parked = ParkedPull(pull=parse(asked), peer="p")  # its head is made
         broker._pulls.close()
@@ -88,7 +88,7 @@ async def test_nothing_is_given_to_whose_read_was_under_way(tmp_path, monkeypatc
     topic = topic_name()
     async with running_broker(tmp_path) as (broker, client):
         await client.send(batch(topic, [b"1"]))
-        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), GroupOffset(0, 0))])
         asked = broker_pb2.PullRequest(group="g", queues=[broker_pb2.QueuePull(topic=topic)])
         parked = ParkedPull(pull=parse(asked), peer="p")
         read, begun, may_end = broker._pulls._disk.read, asyncio.Event(), asyncio.Event()
@@ -110,7 +110,7 @@ async def test_a_group_that_commits_nothing_is_not_waited_for_for_ever(tmp_path)
     topic = topic_name()
     async with running_broker(tmp_path, drain_timeout=0.05) as (broker, client):
         await client.send(batch(topic, [b"1"]))
-        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), Progress(0, 0))])
+        offset_changes.put(broker.store, "g", [(GroupQueue("g", topic, 0), GroupOffset(0, 0))])
         await client.pull(topic, group="g")
         async with asyncio.timeout(30):
             await broker._say_farewell()

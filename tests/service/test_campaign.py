@@ -13,7 +13,7 @@ import pytest
 
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import servicer
 from duemq_server.replication.running.following import campaign
@@ -49,7 +49,7 @@ class Store:
         self.reads = 0
         self.changes: list[str] = []
 
-    def read(self) -> Found:
+    def read(self) -> HeldRecord:
         raise AssertionError("nobody reads it here")
 
     def swap(self, version: str | None, wanted: Record) -> str:
@@ -69,9 +69,9 @@ class Store:
 class RenewedStore(Store):
     """The leader renews its lease before each read; the reader is stopped after it."""
 
-    def read(self) -> Found:
+    def read(self) -> HeldRecord:
         self.reads += 1
-        found = Found("v1", record(), str(self.reads))
+        found = HeldRecord("v1", record(), str(self.reads))
         self.now_ms += STOPPED_MS
         return found
 
@@ -81,10 +81,10 @@ class OwnStore(Store):
 
     step_ms = TIMES.jitter_ms
 
-    def read(self) -> Found:
+    def read(self) -> HeldRecord:
         self.reads += 1
         self.now_ms += self.step_ms
-        return Found("v1", record(OWN_ADDRESS), "1")
+        return HeldRecord("v1", record(OWN_ADDRESS), "1")
 
 
 class SlowStore(Store):
@@ -92,14 +92,14 @@ class SlowStore(Store):
 
     renewed_ms = stood_ms = 0
 
-    def read(self) -> Found:
+    def read(self) -> HeldRecord:
         self.reads += 1
         if self.reads == 1:
             self.now_ms += TIMES.serve_ms
             self.renewed_ms = self.now_ms
         else:
             self.now_ms += 500
-        return Found("v1", record(), "1")
+        return HeldRecord("v1", record(), "1")
 
     def renew(self, leader: ReplicaId) -> None:
         super().renew(leader)
@@ -123,7 +123,7 @@ class Standing(NamedTuple):
 
     campaign: Campaign
     state: Lines
-    won: asyncio.Task[Found]
+    won: asyncio.Task[HeldRecord]
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from duemq_cli.exits import Exit
 from duemq_server.broker.records import timer_owners
 from duemq_server.serving.clock import now_ms
 from duemq_server.storage.errors import DiskFull
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk.place import ShardPlace
 from duemq_server.timer_service.edge import broker_link
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, until
@@ -445,16 +445,16 @@ async def test_a_shard_whose_disk_is_full_serves_and_hears_later_what_it_could_n
     cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it holds makes the space: a replica that leads for the first time may have timers."""
-    save, refused = Place.save, []
+    save, refused = ShardPlace.save, []
 
-    def saved(self: Place) -> None:
+    def saved(self: ShardPlace) -> None:
         if self.key_shards:
             refused.append(self.key_shards)
             raise DiskFull("no room for the shard's place")
         save(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Place, "save", saved)
+        patched.setattr(ShardPlace, "save", saved)
         first = await shards.start(0, 1)
         await until(lambda: bool(first.service._links.by_name["b0"].fetchers))
         assert refused == [1]

@@ -182,13 +182,13 @@ async def test_what_changes_all_the_time_is_read_again_later() -> None:
         await others.adopt()
 
 
-def place_of(*shards: int) -> place.Place:
+def place_of(*shards: int) -> place.ShardPlace:
     """Of shard 1, as a directory has it that was started so, one time after the other."""
     disk = FaultyDisk()
     return [place.check("/data", disk, 1, count) for count in shards][-1]
 
 
-def led_by(others: Others, where: place.Place) -> Others:
+def led_by(others: Others, where: place.ShardPlace) -> Others:
     """Another replica leads."""
     again = Others()
     again.world = others.world

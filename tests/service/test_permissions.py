@@ -19,7 +19,7 @@ from duemq.settings import ClientSettings, ProducerSettings, Tls
 from duemq.transport import channel
 from duemq.v1 import admin_pb2, broker_pb2, message_pb2
 from duemq_server.local_cluster import ClusterFailed, readiness
-from duemq_server.local_cluster.supervisor import Member
+from duemq_server.local_cluster.supervisor import ChildPlace
 from duemq_server.serving.permissions.rights import parse
 from tests.certificates import authority, certificate, needs_openssl
 from tests.service.played_timer import claim_queues
@@ -245,8 +245,8 @@ async def test_a_cluster_whose_own_certificate_may_not_be_a_part_says_so_at_once
     """And not after the time that it has to come up."""
     monkeypatch.setattr(readiness, "RPC_TIMEOUT_S", WAIT_S)
     async with running_cluster(tmp_path, **guarded.settings) as cluster:
-        at = Member("nameserver-0", "nameserver", address=cluster.nameserver)
-        lacking = [Member("broker-0", "broker", "broker-0")]
+        at = ChildPlace("nameserver-0", "nameserver", address=cluster.nameserver)
+        lacking = [ChildPlace("broker-0", "broker", "broker-0")]
 
         async def missing(name: str) -> str:
             return await asyncio.to_thread(

@@ -22,13 +22,13 @@ from duemq.v1 import (
     timer_pb2,
 )
 from duemq_server.timer_service.disk import place
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk.place import ShardPlace
 from duemq_server.timer_service.edge import broker_link, cancel_requests, inspector
 from duemq_server.timer_service.edge.others import other_shards
 from duemq_server.timer_service.edge.others.other_shards import (
     NOWHERE_ELSE,
     Answered,
-    Located,
+    ByShard,
     OtherShards,
 )
 from tests.crash.faulty_disk import FaultyDisk
@@ -116,10 +116,10 @@ async def test_a_cancel_that_waits_goes_to_who_took_the_timer_over_meanwhile(
     new = message_pb2.TimerHandle(
         store_id=old.store_id, queue_id=1, offset=old.offset + 1, due_ms=due_ms
     )
-    located: list[Located] = []
+    located: list[ByShard] = []
     locate = second.service._others.locate
 
-    async def told(*asked: Any) -> Located:
+    async def told(*asked: Any) -> ByShard:
         located.append(await locate(*asked))
         return located[-1]
 
@@ -153,7 +153,7 @@ async def test_what_came_to_another_shard_while_that_was_asked_is_found_there(
     locate = others.locate
     asked: list[Any] = []
 
-    async def too_early(*request: Any) -> Located:
+    async def too_early(*request: Any) -> ByShard:
         asked.append(request)
         return await locate(*request) if len(asked) % 2 == 0 else NOWHERE_ELSE
 
@@ -188,7 +188,7 @@ async def test_a_reschedule_has_no_second_part_for_what_came_to_another_shard_me
     )
     locate = others.locate
 
-    async def comes_meanwhile(*asked: Any) -> Located:
+    async def comes_meanwhile(*asked: Any) -> ByShard:
         monkeypatch.setattr(others, "locate", locate)
         located = await locate(*asked)
         assert located.shards.keys() == {0}
@@ -199,7 +199,7 @@ async def test_a_reschedule_has_no_second_part_for_what_came_to_another_shard_me
         await send_to(cluster, 1, b"newest", HOUR_MS)
         await second.until(lambda stats: stats.pending == 1)
         await until(lambda: len(others.alive) == 1)
-        return Located({0: others.alive[0]}, {})
+        return ByShard({0: others.alive[0]}, {})
 
     monkeypatch.setattr(others, "locate", comes_meanwhile)
     answers = [await second.stub.Reschedule(request) for _ in range(2)]
@@ -233,7 +233,7 @@ async def test_a_replica_that_was_deposed_does_not_answer_for_its_shard(
     assert "another replica does since 5" in str(located.missing[0])
     for epoch in (5, 6, 0):
         answer.epoch = epoch
-        assert await others.locate([handle], [0]) == Located({}, {})
+        assert await others.locate([handle], [0]) == ByShard({}, {})
     await others.stop()
 
 
@@ -346,7 +346,7 @@ async def test_a_repeat_passes_on_what_could_not_be_passed_on_before(
 ) -> None:
     request, arrives = await of_both_and_none(cluster, shards, b"1" * 16)
 
-    async def fail(_: OtherShards, located: Located, ask: object) -> list[Answered[Any]]:
+    async def fail(_: OtherShards, located: ByShard, ask: object) -> list[Answered[Any]]:
         return [Answered(list(located.shards), Unavailable("t1 went away"))]
 
     with monkeypatch.context() as patch:
@@ -462,7 +462,7 @@ async def test_what_another_shard_refuses_is_told_beside_what_was_done(
     """All or nothing holds of each shard's part: this one's is done."""
     request, _ = await of_both_and_none(cluster, shards, b"1" * 16)
 
-    async def refuse(_: OtherShards, located: Located, ask: object) -> list[Answered[Any]]:
+    async def refuse(_: OtherShards, located: ByShard, ask: object) -> list[Answered[Any]]:
         return [Answered(list(located.shards), TooLarge("too many bytes"))]
 
     monkeypatch.setattr(OtherShards, "each", refuse)
@@ -474,7 +474,7 @@ async def test_what_another_shard_refuses_is_told_beside_what_was_done(
     assert nowhere.error.code == ErrorCode.UNAVAILABLE
 
 
-def place_of(shard: int, shards: int) -> Place:
+def place_of(shard: int, shards: int) -> ShardPlace:
     return place.check("/data", FaultyDisk(), shard, shards)
 
 

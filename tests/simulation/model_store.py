@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId, decode, encode
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId, decode, encode
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Request:
 
     version: str | None
     record: Record
-    answer: Callable[[str | None, Found | None], None] | None
+    answer: Callable[[str | None, HeldRecord | None], None] | None
     gave_up: Callable[[], None] | None
 
 
@@ -24,7 +24,7 @@ class ModelStore:
     """`lost`: the share of answers that nobody gets."""
 
     def __init__(self, random: Random, lost: float) -> None:
-        self.found: Found | None = None
+        self.found: HeldRecord | None = None
         self.under_way: list[Request] = []
         self.lost_answers = 0
         self._random = random
@@ -36,7 +36,7 @@ class ModelStore:
     def record(self) -> Record | None:
         return self.found.record if self.found else None
 
-    def read(self) -> Found | None:
+    def read(self) -> HeldRecord | None:
         if self.found is None or self.found.record.leader is None:
             return self.found
         renewals = self._renewals[self.found.record.leader]
@@ -61,7 +61,7 @@ class ModelStore:
             self._versions += 1
             record = decode(encode(request.record))
             assert record == request.record
-            self.found = Found(f"v{self._versions}", record)
+            self.found = HeldRecord(f"v{self._versions}", record)
         if not healthy and self._random.random() < self._lost:
             self.lost_answers += 1
             if request.gave_up is not None:

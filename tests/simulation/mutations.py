@@ -14,7 +14,7 @@ from duemq_server.replication.protocol import leader as leaders
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Election
 from duemq_server.replication.protocol.follower import Follower
-from duemq_server.replication.protocol.in_sync import InSyncSet, State
+from duemq_server.replication.protocol.in_sync import InSyncSet, InSyncState
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer, Welcome
 from duemq_server.replication.protocol.times import Times
@@ -81,12 +81,12 @@ def settle_by_read(patch: pytest.MonkeyPatch) -> None:
     real = InSyncSet.read
 
     def read(self: InSyncSet, found: Any) -> Any:
-        unknown = self.state is State.UNKNOWN
+        unknown = self.state is InSyncState.UNKNOWN
         swap = real(self, found)
         if swap is None or not unknown:
             return swap
         self.record, self._version = found.record, found.version
-        self._possible, self._asked, self.state = {found.record.in_sync}, None, State.SETTLED
+        self._possible, self._asked, self.state = {found.record.in_sync}, None, InSyncState.SETTLED
         return None
 
     patch.setattr(InSyncSet, "read", read)

@@ -14,7 +14,7 @@ from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Decision, Election
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.follower import Extend, Follower, StreamBroken
-from duemq_server.replication.protocol.in_sync import State, Swap
+from duemq_server.replication.protocol.in_sync import InSyncState, Swap
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import (
     Answer,
@@ -24,7 +24,7 @@ from duemq_server.replication.protocol.messages import (
     Refusal,
     Welcome,
 )
-from duemq_server.replication.protocol.record import Found, MemberChange, Refused, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, MemberChange, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.storage.errors import CorruptLog, LogFull
 from duemq_server.storage.replicas import epoch
@@ -154,12 +154,12 @@ class Node:
         self,
         swap: Swap,
         won: Callable[[str], None],
-        lost: Callable[[Found | None], None],
+        lost: Callable[[HeldRecord | None], None],
         gave_up: Callable[[], None],
     ) -> None:
         life = self.life
 
-        def answer(version: str | None, found: Found | None) -> None:
+        def answer(version: str | None, found: HeldRecord | None) -> None:
             if self.life == life:
                 won(version) if version is not None else lost(found)
 
@@ -227,7 +227,7 @@ class Node:
 
         def won(version: str) -> None:
             self.standing = False
-            self.lead(Found(version, record), now_ms)
+            self.lead(HeldRecord(version, record), now_ms)
 
         def over(*_: object) -> None:
             self.standing = False
@@ -236,7 +236,7 @@ class Node:
 
     # -- leading
 
-    def lead(self, found: Found, now_ms: int) -> None:
+    def lead(self, found: HeldRecord, now_ms: int) -> None:
         self.leave()
         start = self.log.end_position
         try:
@@ -307,7 +307,7 @@ class Node:
         leader = self.leader
         if leader is None:
             return
-        if leader.set.state is State.UNKNOWN:
+        if leader.set.state is InSyncState.UNKNOWN:
             swap = leader.read(self.store.read())
         else:
             swap = leader.change(now_ms)
@@ -332,7 +332,7 @@ class Node:
                     self.hang_up(self.streams[number])
             self.note_commits()
 
-        def lost(found: Found | None) -> None:
+        def lost(found: HeldRecord | None) -> None:
             self.ask_for(leader.lost(swap.number, found))
 
         self.ask(swap, won, lost, lambda: leader.unanswered(swap.number))

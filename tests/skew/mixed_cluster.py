@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from duemq_server.local_cluster import EmbeddedCluster
-from duemq_server.local_cluster.supervisor import ClusterEvent, Member
+from duemq_server.local_cluster.supervisor import ChildPlace, ClusterEvent
 from tests.skew.releases import Release
 
 
@@ -39,7 +39,7 @@ class MixedCluster(EmbeddedCluster):
         self._releases[name] = release
         self.start_member(name)
 
-    def _command(self, member: Member) -> list[str]:
+    def _command(self, member: ChildPlace) -> list[str]:
         command = super()._command(member)
         assert command[:2] == [sys.executable, "-m"]
         return self.release(member.name).python("-m", "tests.skew.small_logs", *command[3:])

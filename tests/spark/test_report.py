@@ -15,7 +15,7 @@ from duemq_analytics import __main__ as command
 from duemq_analytics import output, report
 from duemq_analytics.page import document as page
 from duemq_analytics.page import tables
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import StepProgress
 from duemq_analytics.source import schema
 from tests.spark.test_jobs import T0_MS, frame, process, send, span
 
@@ -321,7 +321,7 @@ def test_a_page_goes_to_any_file_system_of_hadoop_s(spark, tmp_path):
 def test_steps_are_said(spark, tmp_path):
     said = io.StringIO()
     landed = report.Landed(frame(spark, send("m", 0)))
-    report.write(landed, str(tmp_path), now=NOW, progress=Progress(stream=said))
+    report.write(landed, str(tmp_path), now=NOW, progress=StepProgress(stream=said))
     assert said.getvalue().splitlines() == [
         "counting spans …",
         "aggregating operations …",

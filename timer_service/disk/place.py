@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Place:
+class ShardPlace:
     """A shard among the others."""
 
     shard: int
@@ -112,7 +112,9 @@ def not_new(shard: int, shards: int, what: str) -> str:
     )
 
 
-def check(directory: str, disk: Disk, shard: int, shards: int, *, may_leave: bool = False) -> Place:
+def check(
+    directory: str, disk: Disk, shard: int, shards: int, *, may_leave: bool = False
+) -> ShardPlace:
     """The place of a data directory that is this shard's, or new; then it becomes so.
 
     `may_leave`: also a new one may be that of a shard which leaves.
@@ -127,7 +129,7 @@ def check(directory: str, disk: Disk, shard: int, shards: int, *, may_leave: boo
         reason = not_new(shard, shards, f"a new data directory, {directory}")
         if reason and not may_leave:
             raise InvalidArgument(reason, field="shard", value=shard, limit=shards - 1)
-        place = Place(shard, shards, path, disk)
+        place = ShardPlace(shard, shards, path, disk)
         place.save()
         return place
     found = json.loads(saved)
@@ -141,13 +143,13 @@ def check(directory: str, disk: Disk, shard: int, shards: int, *, may_leave: boo
         )
     # Releases before `key_shards` never changed the number.
     returns = found.get("returns", False) or found["shards"] <= shard < shards
-    place = Place(shard, shards, path, disk, found.get("key_shards", found["shards"]), returns)
+    place = ShardPlace(shard, shards, path, disk, found.get("key_shards", found["shards"]), returns)
     if found["shards"] != shards:
         _note(place, found["shards"])
     return place
 
 
-def _note(place: Place, shards_before: int) -> None:
+def _note(place: ShardPlace, shards_before: int) -> None:
     """Raises DiskFull where it leaves: not noted, it would not know one day that it returns."""
     try:
         place.save()

@@ -23,7 +23,7 @@ from duemq.protocol.route import Broker, Queue, Route, RouteCache
 from duemq.v1 import broker_pb2
 from duemq_server.serving import process
 from duemq_server.serving.clock import now_ms, steady_ms
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk.place import ShardPlace
 from duemq_server.timer_service.edge.broker_link import BrokerLink
 from duemq_server.timer_service.scheduling.clocks import SLACK_MS, STEP_MS_TO_SAY, ClockSteps
 from duemq_server.timer_service.scheduling.dispatch import Queues
@@ -41,7 +41,9 @@ GONE_MAX = 4_096
 class BrokerLinks:
     """A link to every broker of the cluster."""
 
-    def __init__(self, shard: Shard, routes: RouteCache, settings: Settings, place: Place) -> None:
+    def __init__(
+        self, shard: Shard, routes: RouteCache, settings: Settings, place: ShardPlace
+    ) -> None:
         self.by_name: dict[str, BrokerLink] = {}
         self.place = place
         self.before_leaving: Callable[[], Awaitable[None]] = _nothing

@@ -18,7 +18,7 @@ from duemq.v1.message_pb2 import TimerHandle
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.others.other_shards import (
     PASSED_ON_TIMEOUT_S,
-    Located,
+    ByShard,
     OtherShards,
     time_for,
 )
@@ -100,7 +100,7 @@ class CancelRequests:
     async def _pass_on(
         self,
         request: timer_pb2.CancelRequest,
-        elsewhere: Located,
+        elsewhere: ByShard,
         left_s: Callable[[], float | None],
     ) -> dict[int, Outcome | timer_pb2.CancelResult]:
         """What other shards answer about theirs, by place; who is away may have the `missing`."""

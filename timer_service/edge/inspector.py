@@ -21,12 +21,12 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import told
 from duemq_server.timer_service.edge.others.other_shards import (
     PASSED_ON_TIMEOUT_S,
-    Located,
+    ByShard,
     OtherShards,
 )
 from duemq_server.timer_service.edge.timer_names import TimerNames
 from duemq_server.timer_service.far.bodies import Bytes
-from duemq_server.timer_service.inspecting import Found
+from duemq_server.timer_service.inspecting import Fate
 from duemq_server.timer_service.scheduling.cancelling import (
     CANCELLED,
     FIRED,
@@ -35,7 +35,7 @@ from duemq_server.timer_service.scheduling.cancelling import (
 )
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers.log_entries import Cancelled
-from duemq_server.timer_service.views.listing import BYTES_MAX, Listed, Position, Wanted
+from duemq_server.timer_service.views.listing import BYTES_MAX, PageItem, PageQuery, Position
 
 SERVICE = timer_inspector_pb2.DESCRIPTOR.services_by_name["TimerInspector"]
 _STATES = {
@@ -131,7 +131,7 @@ class TimerInspectorServicer:
         return told
 
     async def _pass_on(
-        self, request: timer_inspector_pb2.GetTimersRequest, elsewhere: Located
+        self, request: timer_inspector_pb2.GetTimersRequest, elsewhere: ByShard
     ) -> dict[int, timer_inspector_pb2.TimerInfo | None]:
         """What other shards say of their timers, by place; None: it did not fit."""
         handles = request.handles
@@ -154,7 +154,7 @@ class TimerInspectorServicer:
         return told
 
     def _info(
-        self, handle: TimerHandle, asked: Cancelled, found: Found
+        self, handle: TimerHandle, asked: Cancelled, found: Fate
     ) -> timer_inspector_pb2.TimerInfo:
         outcome = told(self._links, asked, found.outcome, 0.0)
         if isinstance(outcome, DuemqError):
@@ -188,7 +188,7 @@ def _error(handle: TimerHandle, error: DuemqError) -> timer_inspector_pb2.TimerI
     return timer_inspector_pb2.TimerInfo(handle=handle, error=status.to_proto(error))
 
 
-def _wanted(request: timer_inspector_pb2.ListTimersRequest) -> Wanted:
+def _wanted(request: timer_inspector_pb2.ListTimersRequest) -> PageQuery:
     if not request.topic:
         raise InvalidArgument("topic is empty; timers are listed by topic", field="topic")
     checks.whole("limit", request.limit, 1, TIMERS_MAX)
@@ -200,7 +200,7 @@ def _wanted(request: timer_inspector_pb2.ListTimersRequest) -> Wanted:
             raise InvalidArgument("token is none of a page before", field="token")
         after = Position(*_TOKEN.unpack(request.token))
     to_ms = request.to_ms or DUE_MS_MAX + 1
-    return Wanted(request.topic, request.from_ms, to_ms, request.limit, after)
+    return PageQuery(request.topic, request.from_ms, to_ms, request.limit, after)
 
 
 def _reader(key_prefix: str, with_bodies: bool) -> Callable[[Bytes], Record | None]:
@@ -223,7 +223,7 @@ def _record(entry: Bytes) -> Record:
     return record
 
 
-def _listed(each: Listed[Record]) -> timer_inspector_pb2.TimerInfo:
+def _listed(each: PageItem[Record]) -> timer_inspector_pb2.TimerInfo:
     at = each.position
     return timer_inspector_pb2.TimerInfo(
         handle=TimerHandle(

@@ -13,7 +13,7 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.others.other_shards import (
     NOWHERE_ELSE,
     TIMEOUT_S,
-    Located,
+    ByShard,
     OtherShards,
     time_for,
 )
@@ -45,7 +45,7 @@ class TimerNames:
 
     async def elsewhere(
         self, given: Sequence[message_pb2.TimerHandle], places: Sequence[int] | None = None
-    ) -> Located:
+    ) -> ByShard:
         """Which of these timers other shards have; of those at `places`, or of all."""
         untold = self._links.untold()
         if not (untold or self._others.there):
@@ -68,7 +68,7 @@ class TimerNames:
 
     async def moved(
         self, given: Sequence[message_pb2.TimerHandle], unknown: Sequence[int]
-    ) -> Located:
+    ) -> ByShard:
         """Which of those at these places, UNKNOWN here by now, other shards have after all.
 
         A timer that nobody had when `elsewhere` asked can have come to another shard since, and

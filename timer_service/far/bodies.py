@@ -138,10 +138,10 @@ class InPlace:
         """See Bodies."""
         index = files.index_of(self._block)
         rows = as_rows(index, 0, self._block.count)
-        return InBlock(self._block, rows, index.rows["crc32c"]).read(self._at, files)
+        return BlockBodies(self._block, rows, index.rows["crc32c"]).read(self._at, files)
 
 
-class InBlock:
+class BlockBodies:
     """Bodies in a block; homes of rows are relative to the first record of it."""
 
     def __init__(self, block: Block, rows: Rows, crcs: Any) -> None:

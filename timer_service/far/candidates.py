@@ -20,7 +20,7 @@ FEW = 32  # pairs: up to here a plain loop beats NumPy's fixed cost
 _PAIRS_MAX = 1 << 20  # compared at once
 
 
-class Asked(NamedTuple):
+class AskedTimers(NamedTuple):
     """Timers in columns."""
 
     source: npt.NDArray[np.uint32]
@@ -29,13 +29,13 @@ class Asked(NamedTuple):
     since: Numbers
     """In blocks of this number and later."""
 
-    def take(self, index: Any) -> Asked:
+    def take(self, index: Any) -> AskedTimers:
         """Those at these places, of a mask or of a slice."""
         source, offset, due_ms, since = self
-        return Asked(source[index], offset[index], due_ms[index], since[index])
+        return AskedTimers(source[index], offset[index], due_ms[index], since[index])
 
 
-def candidates(table: Table, asked: Asked) -> tuple[list[int], list[int]]:
+def candidates(table: Table, asked: AskedTimers) -> tuple[list[int], list[int]]:
     """Pairs (timer, number of a block) such that it may lie there, by block.
 
     Ranges of offsets hardly overlap: sorted by their begin, those that an offset can lie in follow
@@ -59,7 +59,7 @@ def candidates(table: Table, asked: Asked) -> tuple[list[int], list[int]]:
 
 
 def _of_few(
-    table: Table, asked: Asked, low: Numbers, widths: Numbers
+    table: Table, asked: AskedTimers, low: Numbers, widths: Numbers
 ) -> tuple[list[int], list[int]]:
     pairs: list[tuple[int, int]] = []
     at, entry = table.order.at, table.entries.item
@@ -74,7 +74,7 @@ def _of_few(
     return [timer for _, timer in pairs], [number for number, _ in pairs]
 
 
-def _fits(entries: Entries, asked: Asked) -> npt.NDArray[np.bool_]:
+def _fits(entries: Entries, asked: AskedTimers) -> npt.NDArray[np.bool_]:
     """Whether each timer may lie in the block beside it."""
     return np.asarray(
         ((entries["source"] == asked.source) | (entries["source"] == ANY))

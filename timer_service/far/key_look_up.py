@@ -25,7 +25,7 @@ from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
 from duemq_server.timer_service.far.catalog import Block, Catalog
 from duemq_server.timer_service.far.key_filter import KeyFilter
-from duemq_server.timer_service.far.look_up import LookUp, Place, Query
+from duemq_server.timer_service.far.look_up import BlockRow, LookUp, Query
 from duemq_server.timer_service.timers.key_hash import key_in
 from duemq_server.timer_service.timers.keyed import TimerKey
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
@@ -58,7 +58,7 @@ class KeyAsk:
         self.hashed = hashed
         self.blocks = blocks
         self.found: list[FarTimer] = []
-        self.errors: list[Place] = []
+        self.errors: list[BlockRow] = []
 
 
 class HandleAsk:
@@ -69,7 +69,7 @@ class HandleAsk:
         self.rows: dict[tuple[str, int], list[int]] = {}
         """Where they are, by file and position of the block."""
         self.found: list[FarTimer] = []
-        self.errors: list[Place] = []
+        self.errors: list[BlockRow] = []
 
 
 Ask = KeyAsk | HandleAsk
@@ -157,7 +157,7 @@ class KeyLookUp:
             index = reader.index(each)
         except CorruptFile as error:
             for ask in asks:
-                ask.errors.append(Place(each, 0, error))
+                ask.errors.append(BlockRow(each, 0, error))
             return
         starts, rows_of = index.starts(), _rows_by_hash(index, asks)
         for ask in asks:
@@ -165,7 +165,7 @@ class KeyLookUp:
                 try:
                     found = reader.timer(each, index, row, int(starts[row]))
                 except CorruptFile as error:
-                    ask.errors.append(Place(each, row, error))
+                    ask.errors.append(BlockRow(each, row, error))
                     continue
                 if isinstance(ask, HandleAsk) or _is(ask.key, found):
                     ask.found.append(found)

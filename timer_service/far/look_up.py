@@ -24,7 +24,7 @@ from duemq_server.storage import record
 from duemq_server.storage.disk import Disk, DiskFile
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.far import far_block as block
-from duemq_server.timer_service.far.candidates import Asked, candidates
+from duemq_server.timer_service.far.candidates import AskedTimers, candidates
 from duemq_server.timer_service.far.catalog import ANY, Block, Catalog, Ranges, Table, ranges_of
 from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import SourceId, TargetId
@@ -34,7 +34,7 @@ Numbers = npt.NDArray[np.int64]
 _PAUSE_EVERY = 64  # blocks read: less than a millisecond of work; a pause costs 0.2 ms and more
 
 
-class Place(NamedTuple):
+class BlockRow(NamedTuple):
     """Where a timer lies: in this row, or, if there is an error, perhaps in this block."""
 
     block: Block
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     error: CorruptFile | None = None
 
 
-class Found(NamedTuple):
+class FoundTimers(NamedTuple):
     """Where timers lie, in columns."""
 
     block: Numbers
@@ -70,17 +70,17 @@ class Query:
         self.blocks: Mapping[int, Block] = {}
         """Those that were read, by number."""
         self.targets: Sequence[TargetId] = ()
-        self.errors: dict[int, list[Place]] = {}
+        self.errors: dict[int, list[BlockRow]] = {}
         """Blocks that could not be read, by timer."""
 
     def __len__(self) -> int:
         return len(self.offset)
 
-    def places(self) -> Iterator[tuple[int, Place]]:
+    def places(self) -> Iterator[tuple[int, BlockRow]]:
         """Which timers were found, and where."""
         for at in np.flatnonzero(self.found.block != NOWHERE).tolist():
             number, row = int(self.found.block[at]), int(self.found.row[at])
-            yield at, Place(self.blocks[number], row)
+            yield at, BlockRow(self.blocks[number], row)
 
 
 class LookUp:
@@ -102,7 +102,7 @@ class LookUp:
         self._queries = queries
         self._hits: list[int] = []  # timer, block, row, target; and so on
         self._blocks: dict[int, Block] = {}
-        self._errors: list[tuple[int, Place]] = []
+        self._errors: list[tuple[int, BlockRow]] = []
         self._reads = 0
         self._pause: Callable[[], None] = lambda: None
         self.learnt: dict[str, dict[int, Ranges]] = {}
@@ -116,7 +116,7 @@ class LookUp:
         """
         self._pause = pause
         queries = self._queries
-        asked = Asked(
+        asked = AskedTimers(
             np.concatenate([query.source for query in queries]),
             np.concatenate([query.offset for query in queries]),
             np.concatenate([query.due_ms for query in queries]),
@@ -133,7 +133,7 @@ class LookUp:
             self._in_file(view.names[number], view.tables[number], mine, start)
         self._answer(order)
 
-    def _in_file(self, name: str, table: Table, asked: Asked, start: int) -> None:
+    def _in_file(self, name: str, table: Table, asked: AskedTimers, start: int) -> None:
         """`asked` are those from `start` on of all, in due order."""
         with _Reader(self._disk, os.path.join(self._directory, name)) as reader:
             table = self._known(name, table, asked, reader)
@@ -151,7 +151,7 @@ class LookUp:
                 elif rows is not None:
                     self._errors.append((start + timer, rows))
 
-    def _rows_of(self, number: int, reader: _Reader) -> _Rows | Place | None:
+    def _rows_of(self, number: int, reader: _Reader) -> _Rows | BlockRow | None:
         """Rows of a block, or why they are not known; None: all of it was loaded."""
         each = self._block(number)
         if each is None:
@@ -160,9 +160,9 @@ class LookUp:
         try:
             return self._rows(each, reader)
         except CorruptFile as error:
-            return Place(each, 0, error)
+            return BlockRow(each, 0, error)
 
-    def _known(self, name: str, table: Table, asked: Asked, reader: _Reader) -> Table:
+    def _known(self, name: str, table: Table, asked: AskedTimers, reader: _Reader) -> Table:
         """The entries of the file; those that were unknown and are needed are learnt."""
         unknown = table.unknown
         if not len(unknown):
@@ -203,7 +203,7 @@ class LookUp:
         end = 0
         for query in self._queries:
             start, end = end, end + len(query)
-            query.found = Found(*(column[start:end] for column in found))
+            query.found = FoundTimers(*(column[start:end] for column in found))
             query.blocks, query.targets = self._blocks, self._tables.targets
             query.errors = {}
             for timer, place in errors:
@@ -211,12 +211,12 @@ class LookUp:
                     query.errors.setdefault(timer - start, []).append(place)
 
 
-def _nothing(count: int) -> Found:
+def _nothing(count: int) -> FoundTimers:
     none = np.full(count, NOWHERE, dtype=np.int64)
-    return Found(none, none.copy(), none.copy())
+    return FoundTimers(none, none.copy(), none.copy())
 
 
-def _found(hits: Numbers, order: Numbers) -> Found:
+def _found(hits: Numbers, order: Numbers) -> FoundTimers:
     """`hits`: a row each; `order`: whose the sorted timers are."""
     found = _nothing(len(order))
     hits = hits[np.argsort(hits[:, 1], kind="stable")]  # the youngest block's stays

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from duemq.errors import Corrupt, DuemqError
 from duemq_server.timer_service.far.catalog import Block
-from duemq_server.timer_service.far.look_up import Place, Query
+from duemq_server.timer_service.far.look_up import BlockRow, Query
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.handles import Handles
 from duemq_server.timer_service.timers.keys import NOWHERE
@@ -46,7 +46,7 @@ _OUTCOMES = (_OPEN, CANCELLED, FIRED, UNKNOWN, NOT_YET, PENDING, _ERROR)
 _CODES = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 
 
-class Asked(NamedTuple):
+class AskedHandles(NamedTuple):
     """Handles whose timers arrived, and were not cancelled as far as is remembered; in columns."""
 
     at: Numbers  # place in the list of handles
@@ -54,15 +54,15 @@ class Asked(NamedTuple):
     offset: Numbers
     due_ms: Numbers
 
-    def take(self, index: Any) -> Asked:
+    def take(self, index: Any) -> AskedHandles:
         """Those at these places, or of a mask."""
-        return Asked(*(column[index] for column in self))
+        return AskedHandles(*(column[index] for column in self))
 
 
-class Wanted(NamedTuple):
+class ToCancel(NamedTuple):
     """Timers that are pending, each once, and where they lie."""
 
-    asked: Asked
+    asked: AskedHandles
     row: Ids
     """Of the near table; NOWHERE: they lie far."""
     in_block: Mask
@@ -107,8 +107,8 @@ class Cancelling:
         self._errors: dict[int, DuemqError] = {}
         self._sought = _Sought(*np.full((4, len(handles)), NOWHERE, dtype=np.int64))
         self._blocks: dict[int, Block] = {}  # in which something was found
-        self._unreadable: dict[int, list[Place]] = {}
-        self._missing: Asked | None = None  # to be looked for
+        self._unreadable: dict[int, list[BlockRow]] = {}
+        self._missing: AskedHandles | None = None  # to be looked for
 
     def outcomes(self, start: int = 0, end: int | None = None) -> list[str | DuemqError] | None:
         """CANCELLED, FIRED, UNKNOWN, NOT_YET or an error of each; None: not all are decided.
@@ -155,7 +155,7 @@ class Cancelling:
         wanted = np.flatnonzero(there | in_block)
         if len(wanted):
             once = wanted[_each_once(keys[wanted])]
-            self._cancel(Wanted(asked.take(once), rows[once], in_block[once]), now_ms)
+            self._cancel(ToCancel(asked.take(once), rows[once], in_block[once]), now_ms)
             self._codes[asked.at[wanted]] = _CODES[self.outcome]
         return not len(missing.at)
 
@@ -185,7 +185,7 @@ class Cancelling:
             numbers[place] = self._scheduler.numbers.number_target(query.targets[place])
         return numbers
 
-    def _arrived(self) -> Asked:
+    def _arrived(self) -> AskedHandles:
         """Those of the open handles that memory and disk are asked about; decides on the others."""
         scheduler, handles = self._scheduler, self.handles
         at = np.flatnonzero(self._codes == _CODES[_OPEN])
@@ -198,10 +198,10 @@ class Cancelling:
             late = np.where(own, _CODES[UNKNOWN], _CODES[NOT_YET])[source]
             self._codes[at[~arrived]] = late[~arrived]
             at, source, offset = at[arrived], source[arrived], offset[arrived]
-        asked = Asked(at, numbers[source].astype(np.uint32), offset, handles.due_ms[at])
+        asked = AskedHandles(at, numbers[source].astype(np.uint32), offset, handles.due_ms[at])
         return self._not_cancelled(asked) if len(at) else asked
 
-    def _not_cancelled(self, asked: Asked) -> Asked:
+    def _not_cancelled(self, asked: AskedHandles) -> AskedHandles:
         gone = self._scheduler.tombstones.find(asked.source, asked.offset)
         if not gone.any():
             return asked
@@ -219,7 +219,7 @@ class Cancelling:
         far_ms = np.maximum(*(listed.find(keys) for listed, _ in scheduler.tiers.lists()))
         return rows, np.where(rows >= 0, scheduler.near.table.due_ms[rows], far_ms)
 
-    def _pending_in_blocks(self, asked: Asked, absent: Mask) -> Mask:
+    def _pending_in_blocks(self, asked: AskedHandles, absent: Mask) -> Mask:
         """Which of those that are not in memory were found in a block, and not loaded since."""
         numbers = self._sought.block[asked.at]
         pending = absent & (numbers != NOWHERE)
@@ -227,7 +227,7 @@ class Cancelling:
         pending[pending] = self._sought.row[asked.at[pending]] >= cursors
         return pending
 
-    def _not_gone(self, asked: Asked, now_ms: int) -> Asked:
+    def _not_gone(self, asked: AskedHandles, now_ms: int) -> AskedHandles:
         """Those that must be looked for; decides on those that are nowhere."""
         known = self._sought.until[asked.at] >= self._scheduler.segments.catalog.added
         if not known.any():
@@ -247,7 +247,7 @@ class Cancelling:
                 return _ERROR
         return outcome_of_gone(self._scheduler, source, self.handles[at], now_ms)
 
-    def _cancel(self, wanted: Wanted, now_ms: int) -> None:
+    def _cancel(self, wanted: ToCancel, now_ms: int) -> None:
         scheduler, asked = self._scheduler, wanted.asked
         handles, far = self.handles, wanted.row == NOWHERE
         target = self._targets(wanted)
@@ -275,7 +275,7 @@ class Cancelling:
                 scheduler.schedules.left(handle.source, (handle.offset,))
         scheduler.ledger.cancelled += len(target)
 
-    def _uncount(self, wanted: Wanted, target: Numbers) -> None:
+    def _uncount(self, wanted: ToCancel, target: Numbers) -> None:
         """Tells forecasts of those that lie in blocks."""
         scheduler, mine = self._scheduler, wanted.in_block
         if len(scheduler.due_counts) and mine.any():
@@ -284,7 +284,7 @@ class Cancelling:
             slots = scheduler.topics.slots(target[mine])
             scheduler.due_counts.cancelled(blocks, slots, asked.due_ms)
 
-    def _targets(self, wanted: Wanted) -> Numbers:
+    def _targets(self, wanted: ToCancel) -> Numbers:
         """The number of each one's target."""
         scheduler, asked = self._scheduler, wanted.asked
         near = scheduler.near.table.target[wanted.row].astype(np.int64)
@@ -296,9 +296,9 @@ class Cancelling:
             target[listed] = np.maximum(*(each.find_targets(keys) for each, _ in lists))
         return target
 
-    def _place(self, at: int) -> Place:
+    def _place(self, at: int) -> BlockRow:
         """Where a handle's timer lies on disk, that was found pending there."""
-        return Place(self._blocks[int(self._sought.block[at])], int(self._sought.row[at]))
+        return BlockRow(self._blocks[int(self._sought.block[at])], int(self._sought.row[at]))
 
 
 def _each_once(keys: npt.NDArray[np.uint64]) -> Any:

@@ -136,7 +136,7 @@ class RowTable:
         self._key_beside[row] = key
 
 
-class Found(NamedTuple):
+class KeyListRow(NamedTuple):
     """A timer of a KeyList."""
 
     at: int  # in the list
@@ -247,14 +247,14 @@ class KeyList:
         found[possible] = of_wanted[which]
         return found
 
-    def find_hashes(self, hashes: Keys) -> list[tuple[int, Found]]:
+    def find_hashes(self, hashes: Keys) -> list[tuple[int, KeyListRow]]:
         """Pairs (place in `hashes`, timer) of all timers that have these."""
         if not self._by_hash:
             return []
         places = [(n, self._by_hash.get(hashed, ())) for n, hashed in enumerate(hashes.tolist())]
         return [(n, self._place(at)) for n, found in places for at in found]
 
-    def find_places(self, keys: Keys) -> list[tuple[int, Found]]:
+    def find_places(self, keys: Keys) -> list[tuple[int, KeyListRow]]:
         """Of keys, ascending and each once: where they lie."""
         which, found = self._find(keys)
         pairs = zip(which.tolist(), found.tolist(), strict=True)
@@ -280,9 +280,9 @@ class KeyList:
         found = np.flatnonzero(keys[which] == own)
         return which[found], found
 
-    def _place(self, at: int) -> Found:
+    def _place(self, at: int) -> KeyListRow:
         piece = bisect.bisect_right(self._ends, at)
-        return Found(at, piece, at - (self._ends[piece - 1] if piece else 0))
+        return KeyListRow(at, piece, at - (self._ends[piece - 1] if piece else 0))
 
     def forget_hash(self, hashed: int, at: int) -> None:
         """The timer at this place is not found by its hash any more: another has its key."""

@@ -37,7 +37,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from duemq_recurring.occurrences import CatchUp, Recurrence
-from duemq_recurring.schedule import MADE, MOVED, Pending, Plan, ScheduleChange, State
+from duemq_recurring.schedule import (
+    MADE,
+    MOVED,
+    PendingMessage,
+    Plan,
+    ScheduleChange,
+    ScheduleState,
+)
 from duemq_recurring.wall_clock import Dst
 from duemq_server.timer_service.timers.log_entries import SourceId
 
@@ -100,7 +107,7 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
         name_at = pending_at + _PENDING.size * came
         plan_at, record_at = name_at + name, name_at + name + plan
         pending = tuple(
-            Pending(SourceId(store_id, queue_id), offset, at_ms, due_ms)
+            PendingMessage(SourceId(store_id, queue_id), offset, at_ms, due_ms)
             for store_id, queue_id, _, offset, at_ms, due_ms in _PENDING.iter_unpack(
                 view[pending_at:name_at]
             )
@@ -111,7 +118,7 @@ def decode_changes(data: bytes | memoryview) -> list[ScheduleChange]:
             ScheduleChange(
                 str(view[name_at:plan_at], "utf-8"),
                 what,
-                State(
+                ScheduleState(
                     bool(paused),
                     cursor_ms,
                     stored,
@@ -134,7 +141,7 @@ def _text_of(plan: Plan) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _more_of(state: State) -> bytes:
+def _more_of(state: ScheduleState) -> bytes:
     """What is seldom there."""
     more = {"left_out": state.left_out, "all_until_ms": state.all_until_ms}
     return json.dumps(more, separators=(",", ":")).encode() if any(more.values()) else b""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from duemq_server.timer_service.far.bodies import Bodies, InMemory, InPlace
-from duemq_server.timer_service.scheduling.cancelling import PENDING, Cancelling, Wanted
+from duemq_server.timer_service.scheduling.cancelling import PENDING, Cancelling, ToCancel
 from duemq_server.timer_service.scheduling.scheduler import Scheduler
 from duemq_server.timer_service.timers.keys import NOWHERE
 from duemq_server.timer_service.timers.log_entries import Cancelled, TargetId
@@ -20,7 +20,7 @@ from duemq_server.timer_service.timers.rows import keys_of
 from duemq_server.timer_service.timers.wheel import Ids
 
 
-class Located(NamedTuple):
+class BodyPlace(NamedTuple):
     """Where a pending timer's body is."""
 
     target: TargetId
@@ -29,7 +29,7 @@ class Located(NamedTuple):
     file: str  # that must stay while it is read; empty: it is in memory
 
 
-class Finding(Cancelling):
+class HandleFinder(Cancelling):
     """A list of handles, being looked for.
 
     `outcomes` are those of a cancel, with PENDING for what a cancel would have cancelled.
@@ -39,10 +39,10 @@ class Finding(Cancelling):
 
     def __init__(self, scheduler: Scheduler, handles: Sequence[Cancelled]) -> None:
         super().__init__(scheduler, handles)
-        self.located: dict[Cancelled, Located] = {}
+        self.located: dict[Cancelled, BodyPlace] = {}
         """Where the pending ones are."""
 
-    def _cancel(self, wanted: Wanted, now_ms: int) -> None:
+    def _cancel(self, wanted: ToCancel, now_ms: int) -> None:
         target, rows = self._targets(wanted), wanted.row
         names = self._scheduler.numbers.targets
         in_memory = self._in_memory_far(wanted)
@@ -50,11 +50,11 @@ class Finding(Cancelling):
             name, row = names[int(target[n])], int(rows[n])
             if wanted.in_block[n]:
                 place = self._place(at)
-                found = Located(name, InPlace(place.block, place.row), 0, place.block.file)
+                found = BodyPlace(name, InPlace(place.block, place.row), 0, place.block.file)
             elif row != NOWHERE:
-                found = Located(name, self._near_body(rows[n : n + 1]), 0, "")
+                found = BodyPlace(name, self._near_body(rows[n : n + 1]), 0, "")
             else:
-                found = Located(name, *in_memory[n], "")
+                found = BodyPlace(name, *in_memory[n], "")
             self.located[self.handles[at]] = found
         self.end = self._scheduler.log.end_position
 
@@ -63,7 +63,7 @@ class Finding(Cancelling):
         [blob] = near.blobs_of(ids).tolist()
         return InMemory(near.rows(ids), [near.blobs[blob]], np.zeros(1, dtype=np.int32))
 
-    def _in_memory_far(self, wanted: Wanted) -> dict[int, tuple[InMemory, int]]:
+    def _in_memory_far(self, wanted: ToCancel) -> dict[int, tuple[InMemory, int]]:
         """Bodies and row of those in the memtable, or being written out."""
         scheduler = self._scheduler
         left = np.flatnonzero((wanted.row == NOWHERE) & ~wanted.in_block)

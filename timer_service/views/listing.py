@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from duemq_server.timer_service.far.bodies import Bodies, Bytes, Files, InBlock, InMemory
+from duemq_server.timer_service.far.bodies import BlockBodies, Bodies, Bytes, Files, InMemory
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.far_block import Index
 from duemq_server.timer_service.far.reading import as_rows
@@ -46,7 +46,7 @@ class Position(NamedTuple):
     offset: int
 
 
-class Wanted(NamedTuple):
+class PageQuery(NamedTuple):
     """What to list: due at or after `from_ms` and before `to_ms`, behind `after`."""
 
     topic: str
@@ -61,7 +61,7 @@ class Wanted(NamedTuple):
         return max(self.from_ms, self.after.due_ms) if self.after else self.from_ms
 
 
-class Listed(NamedTuple, Generic[T]):
+class PageItem(NamedTuple, Generic[T]):
     """A timer on a page, and what was made of its record."""
 
     position: Position
@@ -75,7 +75,7 @@ class Page(Generic[T]):
     def __init__(
         self,
         scheduler: Scheduler,
-        wanted: Wanted,
+        wanted: PageQuery,
         make: Callable[[Bytes], T | None],
         *,
         wants_all: bool,
@@ -96,7 +96,7 @@ class Page(Generic[T]):
             for each in segments.blocks()
             if each.last_due_ms >= wanted.begin_ms and each.next_due_ms < wanted.to_ms
         ]
-        self.listed: list[Listed[T]] = []
+        self.listed: list[PageItem[T]] = []
         self.next: Position | None = None
         """Where the next page begins; None: this is the last one."""
 
@@ -110,7 +110,7 @@ class Page(Generic[T]):
             parts, until_ms = self._collect(files)
             self._take(parts, until_ms, files)
 
-    def still_pending(self, scheduler: Scheduler) -> list[Listed[T]]:
+    def still_pending(self, scheduler: Scheduler) -> list[PageItem[T]]:
         """What is listed, without what was cancelled: blocks do not tell."""
         numbers = scheduler.numbers
 
@@ -195,7 +195,7 @@ class Page(Generic[T]):
         rows = as_rows(index, 0, each.count)
         at = at[self._behind(rows, at, index.sources)]
         rows = rows.take(at)
-        bodies = InBlock(each, rows, index.rows["crc32c"][at])
+        bodies = BlockBodies(each, rows, index.rows["crc32c"][at])
         return _Part(*_identity(rows, index.sources), rows.target, index.targets, bodies)
 
     def _take(self, parts: list[_Part], until_ms: int, files: Files) -> None:
@@ -220,7 +220,7 @@ class Page(Generic[T]):
             self.next = here
             made = self._make(body)
             if made is not None:
-                self.listed.append(Listed(here, part.targets[int(part.target[row[at]])], made))
+                self.listed.append(PageItem(here, part.targets[int(part.target[row[at]])], made))
         more = until_ms < self._wanted.to_ms
         self.next = Position(until_ms, 0, -1, -1) if more else None
 

@@ -42,7 +42,7 @@ from duemq_analytics import (
 )
 from duemq_analytics.failures import cause, one_line
 from duemq_analytics.lake_commands import QUICK_SPANS_MAX
-from duemq_analytics.progress import Progress, tasks_of
+from duemq_analytics.progress import StepProgress, tasks_of
 from duemq_analytics.source.client import QueueClient
 from duemq_analytics.waterfall.places import CLOCKS_APART
 
@@ -171,7 +171,7 @@ def _report(arguments: argparse.Namespace, scratch: Path) -> int:
     begin = None if arguments.since is None else datetime.now(UTC) - arguments.since
     spans, reading = _size(arguments, begin)
     quick = spans <= QUICK_SPANS_MAX
-    with Progress(quiet=arguments.json).step("starting Spark"):
+    with StepProgress(quiet=arguments.json).step("starting Spark"):
         spark = session.start(
             "duemq trace report", scratch, quick=quick, sources=arguments.spans is None
         )
@@ -243,7 +243,7 @@ def _write(
     from duemq_analytics import report
 
     # Under spark-submit both streams are one: what a program reads must be the result alone.
-    progress = Progress(tasks_of(spark), quiet=arguments.json)
+    progress = StepProgress(tasks_of(spark), quiet=arguments.json)
     try:
         landed = _land(arguments, spark, progress, begin, reading or {})
         summary = report.write(landed, arguments.output, now=datetime.now(UTC), progress=progress)
@@ -265,7 +265,7 @@ def _tell(arguments: argparse.Namespace, summary: Summary, master: str) -> None:
 def _land(
     arguments: argparse.Namespace,
     spark: SparkSession,
-    progress: Progress,
+    progress: StepProgress,
     begin: datetime | None,
     reading: Mapping[str, object],
 ) -> Landed:

@@ -18,7 +18,7 @@ from duemq.protocol.names import TRACE_TOPIC
 from duemq.settings import default_nameserver
 from duemq_analytics import options, output, session
 from duemq_analytics.failures import cause
-from duemq_analytics.progress import Progress, tasks_of
+from duemq_analytics.progress import StepProgress, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,7 +182,7 @@ def land(arguments: argparse.Namespace, scratch: Path) -> int:
                 "duemq trace land",
                 scratch,
                 lambda spark: _land(arguments, spark, wanted),
-                Progress(quiet=arguments.json),
+                StepProgress(quiet=arguments.json),
                 quick=True,
             )
         except Stopped:  # before the query was there
@@ -236,7 +236,7 @@ def report(arguments: argparse.Namespace, scratch: Path, tell: Tell) -> int:
             since=arguments.since,
             topics=arguments.topic or (),
             recompute=arguments.recompute,
-            progress=Progress(tasks_of(spark), quiet=arguments.json),
+            progress=StepProgress(tasks_of(spark), quiet=arguments.json),
         )
         tell(arguments, summary, spark.sparkContext.master)
         return 0
@@ -247,7 +247,7 @@ def report(arguments: argparse.Namespace, scratch: Path, tell: Tell) -> int:
             "duemq trace report",
             scratch,
             write,
-            Progress(quiet=arguments.json),
+            StepProgress(quiet=arguments.json),
             quick=quick,
             sources=False,
         )
@@ -268,7 +268,7 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
     def run(spark: SparkSession) -> int:
         spans = ParquetSpans(lake)
         aggregates = Aggregates(lake, spans)
-        progress = Progress(tasks_of(spark), quiet=arguments.json)
+        progress = StepProgress(tasks_of(spark), quiet=arguments.json)
         dropped = Compacted(0, 0, 0)
         if keep_from is not None:
             # A full disk lets nothing be counted or merged.  No minute that stays needs these.
@@ -286,7 +286,7 @@ def compact(arguments: argparse.Namespace, scratch: Path) -> int:
 
     with commits.lock(lake, "aggregating"):
         return with_spark(
-            "duemq trace compact", scratch, run, Progress(quiet=arguments.json), sources=False
+            "duemq trace compact", scratch, run, StepProgress(quiet=arguments.json), sources=False
         )
 
 
@@ -325,7 +325,7 @@ def with_spark(
     name: str,
     scratch: Path,
     run: Callable[[SparkSession], int],
-    progress: Progress,
+    progress: StepProgress,
     **how: Any,
 ) -> int:
     """Runs a job in a session of its own; what Spark says of a failure is one line."""

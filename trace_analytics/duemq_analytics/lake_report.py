@@ -23,7 +23,7 @@ from duemq_analytics.lake.parquet_spans import ParquetSpans
 from duemq_analytics.lake.span_table import File
 from duemq_analytics.page.document import Content, document
 from duemq_analytics.page.waterfalls import chosen
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import StepProgress
 from duemq_analytics.report import (
     Row,
     Summary,
@@ -63,13 +63,13 @@ def write(
     since: timedelta | None = None,
     topics: Sequence[str] = (),
     recompute: bool = False,
-    progress: Progress | None = None,
+    progress: StepProgress | None = None,
 ) -> Summary:
     """Brings the lake's tables up to date and writes FOLDER/report.html.
 
     `since`: only the minutes of so long before `now`.  Hold the lock `aggregating`.
     """
-    progress = progress or Progress()
+    progress = progress or StepProgress()
     spans = ParquetSpans(lake)
     aggregates = Aggregates(lake, spans)
     run = (aggregates.rebuild if recompute else aggregates.update)(spark, progress)

@@ -14,7 +14,7 @@ from duemq.errors import Rejected
 from duemq_analytics import java_archive, session, temporary
 from duemq_analytics.bench import message
 from duemq_analytics.lake_commands import with_spark
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import StepProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with temporary.folder(archive.parent) as folder:
         made = folder / archive.name
-        _make(made, scratch, Progress(quiet=arguments.json))
+        _make(made, scratch, StepProgress(quiet=arguments.json))
         made.replace(archive)
     size = archive.stat().st_size
     if arguments.json:
@@ -58,7 +58,7 @@ def prepare(arguments: argparse.Namespace, scratch: Path) -> int:
     return 0
 
 
-def _make(made: Path, scratch: Path, progress: Progress) -> None:
+def _make(made: Path, scratch: Path, progress: StepProgress) -> None:
     try:
         with_spark(
             "duemq trace prepare",

@@ -19,7 +19,7 @@ Tasks = Callable[[], tuple[int, int]]
 """Tasks done and tasks in all, of what runs now."""
 
 
-class Progress:
+class StepProgress:
     """Steps one after another."""
 
     def __init__(

@@ -31,7 +31,7 @@ from duemq_analytics.page.document import CHARTED_TOPICS_MAX, Content, document
 from duemq_analytics.page.tables import ROWS_MAX
 from duemq_analytics.page.waterfalls import chosen
 from duemq_analytics.page.years import AHEAD, charted
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import StepProgress
 from duemq_analytics.source import schema
 from duemq_analytics.waterfall.journeys import contexts_of, places_to_look_at, times_to_look_at
 from duemq_analytics.waterfall.journeys import journeys as of_messages
@@ -114,13 +114,13 @@ def land(
 
 
 def write(
-    landed: Landed, folder: str, *, now: datetime, progress: Progress | None = None
+    landed: Landed, folder: str, *, now: datetime, progress: StepProgress | None = None
 ) -> Summary:
     """Writes tables and page of landed spans; `now` goes onto the page.
 
     Each table is aggregated once for its minutes, the page's charts and its sums.
     """
-    spans, progress = landed.spans, progress or Progress()
+    spans, progress = landed.spans, progress or StepProgress()
     with progress.step("counting spans"):
         facts = facts_of(spans, "start_ts", F.count(F.lit(1)), now)
     facts["undecodable"] = landed.undecodable

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from duemq.errors import OffsetOutOfRange
 from duemq.protocol import names
 from duemq_server.broker.store import journal
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 
 
-def put(store: Store, group: str, changes: list[tuple[GroupQueue, Progress]]) -> int:
+def put(store: Store, group: str, changes: list[tuple[GroupQueue, GroupOffset]]) -> int:
     """Settled; 0 if nothing is to be waited for.  Raises ReadOnly, Overloaded."""
     fresh = [(key, new) for key, new in changes if store.offsets.find(key) != new]
     if not fresh:
@@ -65,7 +65,7 @@ def mark_resent(store: Store, group: str, queue_id: int, offsets: Sequence[int])
     store.offsets.check_settled_room(key, len(rest))
     settled = store.log.end_position  # what is known may be on its way to the disk
     if end > start:
-        settled = put(store, names.RESENT_GROUP, [(key, Progress(end, 0))])
+        settled = put(store, names.RESENT_GROUP, [(key, GroupOffset(end, 0))])
     if rest:
         _, settled = store.append(journal.SETTLED, [journal.settled(key, rest)])
         store.offsets.settle(key, rest)
@@ -80,7 +80,7 @@ def purge(store: Store, name: str, cuts: Mapping[int, int], topic_id: int = 0) -
     """
     store.check_changeable()
     store.topics.check_deletable(name, topic_id)
-    changes: list[tuple[GroupQueue, Progress]] = []
+    changes: list[tuple[GroupQueue, GroupOffset]] = []
     for queue_id, offset in cuts.items():
         queue = store.queue(name, queue_id)
         key = GroupQueue(names.PURGED_GROUP, name, queue_id)

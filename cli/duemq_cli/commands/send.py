@@ -22,7 +22,7 @@ from duemq.sent import Receipt
 from duemq_cli import completion, inputs, times
 from duemq_cli.commands.tally import Tally, progress, quiet_option
 from duemq_cli.exits import Exit
-from duemq_cli.inputs import Entry
+from duemq_cli.inputs import InputLine
 from duemq_cli.output import Output
 from duemq_cli.session import Session, pass_session, session_options
 from duemq_cli.streams import input_bytes, is_terminal
@@ -32,7 +32,7 @@ from duemq_cli.text import local_time
 PENDING_MAX = 10_000
 
 _FromColumn = Literal["key", "tag", "ordering_key", "delay", "deliver_at", "timer_key"]
-_Sent = tuple[Entry, PendingReceipt | DuemqError]
+_Sent = tuple[InputLine, PendingReceipt | DuemqError]
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Template:
         """Messages have timer keys."""
         return self.fixed.get("timer_key") is not None or "timer_key" in self.columns
 
-    def check(self, entry: Entry) -> None:
+    def check(self, entry: InputLine) -> None:
         """Raises InvalidArgument if the first entry has not the columns that are named."""
         for name, column in self.columns.items():
             if entry.error is None and column not in entry.columns:
                 raise self._no_column(name, column, entry)
 
-    def options(self, entry: Entry) -> SendOptions:
+    def options(self, entry: InputLine) -> SendOptions:
         """Of the entry's message; raises InvalidArgument."""
         options = self.fixed.copy()
         for name, column in self.columns.items():
@@ -74,7 +74,7 @@ class Template:
         return options
 
     @staticmethod
-    def _no_column(name: str, column: str, entry: Entry) -> InvalidArgument:
+    def _no_column(name: str, column: str, entry: InputLine) -> InvalidArgument:
         known = ", ".join(entry.columns) or "none"
         return InvalidArgument(
             f"line {entry.line}: there is no column {column!r}; there are: {known}",
@@ -169,7 +169,7 @@ def send(
     return tally.exit
 
 
-def _checked(entries: Iterator[Entry], template: Template) -> Iterator[Entry]:
+def _checked(entries: Iterator[InputLine], template: Template) -> Iterator[InputLine]:
     """The entries, once the first one is seen to have the columns.  Raises InvalidArgument."""
     first = next(entries, None)
     if first is None:
@@ -178,14 +178,14 @@ def _checked(entries: Iterator[Entry], template: Template) -> Iterator[Entry]:
     return chain((first,), _to_the_end(entries, first.line))
 
 
-def _to_the_end(entries: Iterator[Entry], line: int) -> Iterator[Entry]:
+def _to_the_end(entries: Iterator[InputLine], line: int) -> Iterator[InputLine]:
     """What ends the input before its end is the last entry's error: others were sent."""
     try:
         for entry in entries:
             line = entry.line
             yield entry
     except InvalidArgument as error:
-        yield Entry(line + 1, error=error)
+        yield InputLine(line + 1, error=error)
 
 
 class _Sender:
@@ -215,7 +215,7 @@ class _Sender:
         if self._failure is not None:
             raise self._failure
 
-    def send(self, producer: Producer, template: Template, entry: Entry) -> bool:
+    def send(self, producer: Producer, template: Template, entry: InputLine) -> bool:
         """Hands an entry to the producer; False when nobody reads our reports any more."""
         self._pending.put((entry, self._submit(producer, template, entry)))
         self._handed += 1
@@ -228,7 +228,7 @@ class _Sender:
         return f"{self._tally}{rest}"
 
     def _submit(
-        self, producer: Producer, template: Template, entry: Entry
+        self, producer: Producer, template: Template, entry: InputLine
     ) -> PendingReceipt | DuemqError:
         if entry.error is not None:
             return entry.error
@@ -245,7 +245,7 @@ class _Sender:
                 except OSError as error:
                     self._failure = error
 
-    def _report(self, entry: Entry, pending: PendingReceipt | DuemqError) -> None:
+    def _report(self, entry: InputLine, pending: PendingReceipt | DuemqError) -> None:
         name = f"message {entry.line}"
         row: dict[str, Any] = {"topic": self._topic}
         if isinstance(pending, DuemqError):
@@ -326,7 +326,7 @@ def named_properties(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(output: Output, body: str | None, file: Path | None) -> Iterator[Iterator[Entry]]:
+def _opened(output: Output, body: str | None, file: Path | None) -> Iterator[Iterator[InputLine]]:
     if body == "-":
         yield inputs.from_lines(inputs.counted(input_bytes(), lambda size: None))
     elif file is not None:

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from duemq.settings import Tls
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.election import Decision, Election
-from duemq_server.replication.protocol.record import Found, Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, Refused, ReplicaId
 from duemq_server.replication.protocol.times import Times
-from duemq_server.replication.running.following.history import Change, History
+from duemq_server.replication.running.following.history import History, RoleChange
 from duemq_server.replication.running.following.log_copy import LogCopy
 from duemq_server.replication.running.following.streams import Streams
 from duemq_server.replication.running.record_store import RecordStore
@@ -53,7 +53,7 @@ class Campaign:
         `not_to_found` says, at that time, why no group is to be founded with an empty log.
         """
         self.me = me
-        self.found: Found | None = None
+        self.found: HeldRecord | None = None
         """The record as it was seen last."""
         self.copy = LogCopy(state)
         self.streams = Streams(me, self.copy, times, address, self, tls)
@@ -81,7 +81,7 @@ class Campaign:
 
     # -- the loop -----------------------------------------------------------------------------
 
-    async def won(self) -> Found:
+    async def won(self) -> HeldRecord:
         """Returns when this replica has taken the record over: it follows nobody any more.
 
         Raises StorageError, Internal when the disk or what it derives fails.
@@ -148,7 +148,7 @@ class Campaign:
             self.on_role(role)
         self.role, self.reason = role, reason
         epoch = self.found.record.epoch if self.found is not None else 0
-        if self.history.note(Change(now_ms(), role, epoch, reason)):
+        if self.history.note(RoleChange(now_ms(), role, epoch, reason)):
             log.info("%s%s", role, f": {reason}" if reason else "")
 
     async def _announce(self) -> None:
@@ -257,7 +257,7 @@ class Campaign:
         # With a full disk it could not write that it leads.
         return DISK_FULL if self._state.log.disk_full else self._state.unfit
 
-    async def _stand(self) -> Found | None:
+    async def _stand(self) -> HeldRecord | None:
         found = self.found
         if found is None:
             return None
@@ -287,7 +287,7 @@ class Campaign:
         if version is None:
             await self._give_up_lease()
             return None
-        self.found = Found(version, wanted)
+        self.found = HeldRecord(version, wanted)
         self.note("preparing", "")
         return self.found
 

@@ -14,7 +14,7 @@ TOLD_MAX = 16
 """Reasons that are known to have been told."""
 
 
-class Change(NamedTuple):
+class RoleChange(NamedTuple):
     """A change of role."""
 
     at_ms: int
@@ -27,10 +27,10 @@ class History:
     """Owned by Campaign."""
 
     def __init__(self) -> None:
-        self.changes: deque[Change] = deque(maxlen=CHANGES_MAX)
+        self.changes: deque[RoleChange] = deque(maxlen=CHANGES_MAX)
         self._told: set[tuple[str, str]] = set()
 
-    def note(self, change: Change) -> bool:
+    def note(self, change: RoleChange) -> bool:
         """Whether that is news."""
         if change.role not in ("joining", "learner") or len(self._told) >= TOLD_MAX:
             self._told.clear()

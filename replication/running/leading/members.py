@@ -9,7 +9,7 @@ import asyncio
 
 from duemq.errors import InvalidArgument, Timeout, Unavailable
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.in_sync import State, Swap
+from duemq_server.replication.protocol.in_sync import InSyncState, Swap
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.record import MemberChange, Record, Refused
 
@@ -77,7 +77,7 @@ class MemberChanges:
         except (Refused, Unavailable) as refused:
             done.set_exception(refused)
             return None
-        if swap is None and self._leader.set.state is State.SETTLED:
+        if swap is None and self._leader.set.state is InSyncState.SETTLED:
             done.set_result(None)
         return swap
 

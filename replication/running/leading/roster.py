@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from duemq.v1 import nameserver_pb2 as pb
-from duemq_server.replication.protocol.followers import Progress
+from duemq_server.replication.protocol.followers import FollowerProgress
 from duemq_server.replication.protocol.leader import Leader
 
 SILENT_MS = 3_000
@@ -71,7 +71,7 @@ class Roster:
         return [self._report(leader, name, following.get(name), end, steady_ms) for name in names]
 
     def _report(
-        self, leader: Leader, name: str, progress: Progress | None, end: int, steady_ms: int
+        self, leader: Leader, name: str, progress: FollowerProgress | None, end: int, steady_ms: int
     ) -> pb.ReplicaReport:
         role, in_sync = self._standing(leader, name, progress)
         known = self._standings.get(name)
@@ -106,7 +106,7 @@ class Roster:
         return REFUSES if came else SILENCE
 
     def _standing(
-        self, leader: Leader, name: str, progress: Progress | None
+        self, leader: Leader, name: str, progress: FollowerProgress | None
     ) -> tuple[pb.ReplicaRole, bool]:
         if name == leader.me.name:
             return pb.LEADER, True
@@ -118,5 +118,5 @@ class Roster:
         return (pb.FOLLOWER if in_sync else pb.LEARNER), in_sync
 
 
-def _following(leader: Leader) -> dict[str, Progress]:
+def _following(leader: Leader) -> dict[str, FollowerProgress]:
     return {each.replica.name: each for each in leader.followers.values() if each.takes}

@@ -17,10 +17,10 @@ from typing import Any
 
 from duemq.v1 import nameserver_pb2
 from duemq_server.replication.protocol.epochs import Epochs
-from duemq_server.replication.protocol.in_sync import State, Swap
+from duemq_server.replication.protocol.in_sync import InSyncState, Swap
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Hello
-from duemq_server.replication.protocol.record import Found, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running.leading.blocked import Blocked
 from duemq_server.replication.running.leading.handing_over import HandingOver
@@ -53,7 +53,7 @@ class Leading:
     def __init__(
         self,
         me: ReplicaId,
-        found: Found,
+        found: HeldRecord,
         epochs: Epochs,
         replica_log: ReplicaLog,
         store: RecordStore,
@@ -201,7 +201,7 @@ class Leading:
             await self._ask(asked or self.leader.change(steady_ms()))
             if asked is not None:
                 self._look_now.set()  # whoever asked is told at once
-            unknown = self.leader.set.state is State.UNKNOWN
+            unknown = self.leader.set.state is InSyncState.UNKNOWN
             if unknown or steady_ms() - read_ms >= READ_S * 1000:
                 read_ms = steady_ms()
                 await self._read()
@@ -226,10 +226,10 @@ class Leading:
     async def _confirm(self) -> None:
         """Changes nothing but the record's version."""
         renewed_ms = self._lease.lapsed_ms
-        if renewed_ms is None or self.leader.set.state is not State.SETTLED:
+        if renewed_ms is None or self.leader.set.state is not InSyncState.SETTLED:
             return
         await self._ask(self.leader.set.propose(self.leader.record.in_sync))
-        if self.leader.set.state is State.SETTLED and not self.leader.deposed:
+        if self.leader.set.state is InSyncState.SETTLED and not self.leader.deposed:
             self._lease.confirmed(renewed_ms)
 
     def _is_cut_off(self) -> bool:
@@ -283,7 +283,7 @@ class Leading:
             return
         self._away = ""
         self._lease.reached()
-        settled = self.leader.set.state is State.SETTLED
+        settled = self.leader.set.state is InSyncState.SETTLED
         swap = self.leader.read(found)
         if settled and swap is not None:
             log.error("the record is not what this leader wrote last: it is written again")

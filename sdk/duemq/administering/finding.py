@@ -58,7 +58,7 @@ def request_of(
     )
 
 
-class Found(NamedTuple):
+class SearchAnswer(NamedTuple):
     """`more`: at the limit.  `missing`: brokers that did not answer, or not to the end."""
 
     messages: list[Message]
@@ -111,7 +111,7 @@ async def find(
     *,
     brokers: list[str] | None = None,
     timeout_s: float = LOOKUP_TIMEOUT_S,
-) -> Found:
+) -> SearchAnswer:
     """Up to `limit` messages of all brokers, or of `brokers`, by store time.
 
     A message id of the SDK is looked for in the minutes that it names, and, if it is not there, in
@@ -159,7 +159,7 @@ async def _find(
     limit: int,
     brokers: list[str],
     deadline: float,
-) -> Found:
+) -> SearchAnswer:
     step = message_admin_pb2.FindMessagesRequest()
     step.CopyFrom(request)
     # One more than wanted tells whether there are more.
@@ -185,4 +185,4 @@ async def _find(
 
     await asyncio.gather(*map(at, brokers))
     gathered.sort(key=lambda each: (each.store_ms, each.broker, each.queue, each.offset))
-    return Found(gathered[:limit], len(gathered) > limit, missing, served)
+    return SearchAnswer(gathered[:limit], len(gathered) > limit, missing, served)

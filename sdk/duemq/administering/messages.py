@@ -84,7 +84,7 @@ class Messages(Asking):
         limit: int,
         broker: str | None,
         timeout_s: float,
-    ) -> finding.Found:
+    ) -> finding.SearchAnswer:
         if broker is not None and all(each.name != broker for each in self._client.missing):
             self._client.broker(broker)  # what never was here is not waited for
         brokers = None if broker is None else [broker]

@@ -29,7 +29,7 @@ T = TypeVar("T")
 Instance = nameserver_pb2.BrokerInstance | nameserver_pb2.TimerInstance
 
 
-class Replicas(NamedTuple):
+class ReplicasByName(NamedTuple):
     """By the name of the broker or timer shard, those that are lost among them."""
 
     of_brokers: dict[str, tuple[ReplicaDescription, ...]]
@@ -132,7 +132,7 @@ class Probes(TimerShards):
 
 
 def _with_replicas(
-    brokers: Iterable[BrokerDescription], timers: Iterable[TimerStats], replicas: Replicas
+    brokers: Iterable[BrokerDescription], timers: Iterable[TimerStats], replicas: ReplicasByName
 ) -> tuple[tuple[BrokerDescription, ...], tuple[TimerStats, ...]]:
     """Both sorted, the brokers by name."""
     of_brokers, of_timers = replicas
@@ -145,10 +145,10 @@ def _with_replicas(
     )
 
 
-def replicas_in(clusters: Iterable[nameserver_pb2.Cluster]) -> Replicas:
+def replicas_in(clusters: Iterable[nameserver_pb2.Cluster]) -> ReplicasByName:
     """The replicas of all that several nameservers list: each as who heard of it last says."""
     clusters = list(clusters)
-    return Replicas(
+    return ReplicasByName(
         _newest(one for each in clusters for one in (*each.brokers, *each.lost_brokers)),
         _newest(one for each in clusters for one in (*each.timers, *each.lost_timers)),
     )

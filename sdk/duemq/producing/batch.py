@@ -135,7 +135,7 @@ class Batch:
         """Some message may carry a trace context."""
         self.traced_next = self.run_past = NEVER
         """Where the run of messages begins that get a trace, and where it ends."""
-        self.run: sends.Run | None = None
+        self.run: sends.SpanRun | None = None
         """Their spans."""
 
         self.in_flight = False
@@ -213,7 +213,7 @@ class Batch:
         self, index: int, body_bytes: int, labels: Labels, parent: SpanContext | None
     ) -> None:
         if self.run is None:
-            self.run = sends.Run()
+            self.run = sends.SpanRun()
             self.sends.append((index, self.run))
         self.run.begin(index, body_bytes, labels[0], labels[1], parent)
         self.traced = True

@@ -35,7 +35,7 @@ RECONNECT_S_MIN = 0.05
 RECONNECT_S_MAX = 1.0
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """Whom a link tells what happens; called in the event loop."""
 
     def came_up(self, link: Link) -> list[Frame]:
@@ -57,7 +57,7 @@ class Owner(Protocol):
 class Link:
     """To one broker.  `want` it, and it connects; it stays connected until it breaks."""
 
-    def __init__(self, client: Client, broker: str, owner: Owner) -> None:
+    def __init__(self, client: Client, broker: str, owner: LinkOwner) -> None:
         self.broker = broker
         self._client = client
         self._owner = owner

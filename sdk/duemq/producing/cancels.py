@@ -11,7 +11,7 @@ from typing import overload
 from duemq.errors import DuemqError
 from duemq.producing import handle as handles
 from duemq.producing.keyed import asks
-from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner, keys_of
+from duemq.producing.keyed.asks import Ref, TimerAsker, TimerKey, keys_of
 from duemq.protocol import checks
 from duemq.protocol.limits import HANDLES_MAX
 from duemq.sent import Receipt
@@ -43,7 +43,7 @@ Handle = str | Receipt
 Handles = Sequence[Handle]
 
 
-class Cancelling(TimerOwner):
+class Cancelling(TimerAsker):
     """What the asyncio producer and the admin client have in common."""
 
     @overload

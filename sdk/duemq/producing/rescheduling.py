@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 from duemq.producing.cancels import Handle, Handles, refs_of
 from duemq.producing.handle import text_of
 from duemq.producing.keyed import asks
-from duemq.producing.keyed.asks import Ref, TimerKey, TimerOwner
+from duemq.producing.keyed.asks import Ref, TimerAsker, TimerKey
 from duemq.protocol import checks
 from duemq.protocol.due import Due, due_of
 from duemq.protocol.moments import Moment
@@ -59,7 +59,7 @@ _OUTCOMES = {
 }
 
 
-class Rescheduling(TimerOwner):
+class Rescheduling(TimerAsker):
     """What the asyncio producer and the admin client have in common."""
 
     @overload

@@ -16,7 +16,7 @@ from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Answer, Frame
-from duemq.producing.pumping.pump import NEVER, Pump, Step
+from duemq.producing.pumping.pump import NEVER, Pump, PumpStep
 from duemq.producing.receipt import until_done
 from duemq.protocol.names import check_sent_to
 from duemq.settings import ProducerSettings
@@ -106,7 +106,7 @@ class Sender:
         if not self._closed:
             self._carry_out(self.pump.run(now_ms))
 
-    def _carry_out(self, step: Step) -> None:
+    def _carry_out(self, step: PumpStep) -> None:
         for broker in step.want:
             self._link(broker).want()
         for broker, error in step.resets:

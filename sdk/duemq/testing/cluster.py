@@ -40,8 +40,8 @@ from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing import waiting
 from duemq.testing.asking import ShardFace, ShardQuestions
-from duemq.testing.broker import MemoryBroker, Pending
-from duemq.testing.groups import Delivery, Groups
+from duemq.testing.broker import MemoryBroker, TwinTimer
+from duemq.testing.groups import Delivery, TwinGroups
 from duemq.tracing import processing
 
 C = TypeVar("C")
@@ -73,7 +73,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         now_ms = time.time_ns() // 1_000_000 if now is None else epoch_ms(now, 0, "now")
         self._broker = MemoryBroker(now_ms, queues)
         self._shard = ShardQuestions(self._broker)
-        self._groups = Groups(self._broker)
+        self._groups = TwinGroups(self._broker)
         # Guards both: producers may be used from many threads.
         self._lock = threading.RLock()
         self._raise_errors = raise_errors
@@ -171,7 +171,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         """What a group has given up; `Message.retry` says where it came from and why."""
         return self._broker.messages(dead_letter_topic(group))
 
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[TwinTimer]:
         """What waits for its time, delayed or for a retry, in the order of due times."""
         return self._broker.pending()
 

@@ -11,7 +11,7 @@ from duemq.consumer.delivery.workers import is_async
 from duemq.consumer.settings import PushOptions
 from duemq.errors import InvalidArgument
 from duemq.protocol.balance import MessageQueue
-from duemq.testing.groups import Groups, MemoryMember
+from duemq.testing.groups import MemoryMember, TwinGroups
 from duemq.testing.logs import NAME
 
 
@@ -26,7 +26,7 @@ class MemoryPushConsumer(duemq.PushConsumer):
 
     def __init__(
         self,
-        groups: Groups,
+        groups: TwinGroups,
         deliver: Callable[[], int],
         *args: Any,
         **options: Any,
@@ -68,7 +68,7 @@ class AioMemoryPushConsumer(push.PushConsumer):
 
     def __init__(
         self,
-        groups: Groups,
+        groups: TwinGroups,
         deliver: Callable[[], Awaitable[int]],
         *args: Any,
         **options: Any,

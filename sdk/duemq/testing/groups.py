@@ -51,7 +51,7 @@ class RetryLane:
 
 
 @dataclass
-class Progress:
+class TwinProgress:
     """How far a group, or a member of a broadcast group, is."""
 
     next: dict[MessageQueue, int] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class MemoryMember:
     name: str
     joined: bool = False
     """And may have left since, or before."""
-    progress: Progress = field(default_factory=Progress)
+    progress: TwinProgress = field(default_factory=TwinProgress)
 
     def lane_of(self, message: Message) -> Hashable | None:
         """What waits for one another; None: nothing does."""
@@ -101,13 +101,13 @@ class Delivery:
         return copy_context().run(self.member.callback, given)
 
 
-class Groups:
+class TwinGroups:
     """All groups of a twin."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
         self._members: list[MemoryMember] = []
-        self._progress: dict[tuple[str, str], Progress] = {}  # (group, "" or broadcast member)
+        self._progress: dict[tuple[str, str], TwinProgress] = {}  # (group, "" or broadcast member)
         self._policies: dict[str, RetryPolicy] = {}
         self._numbers = count(1)
 
@@ -196,7 +196,7 @@ class Groups:
         shares = [progress for (of, _), progress in self._progress.items() if of == group]
         return sum(self._behind(progress) for progress in shares)
 
-    def _behind(self, progress: Progress) -> int:
+    def _behind(self, progress: TwinProgress) -> int:
         queues = [q for topic in progress.topics for q in self._broker.queues_of(topic)]
         behind = sum(len(self._broker.log(q)) - progress.next.get(q, 0) for q in queues)
         held = [lane for lanes in progress.lanes.values() for lane in lanes.values()]

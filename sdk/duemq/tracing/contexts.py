@@ -53,7 +53,7 @@ _REGULAR_MIN = 16
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundContexts:
     """What the messages of a frame carry."""
 
     texts: list[str] = field(default_factory=list)
@@ -93,7 +93,9 @@ def extract(properties: Mapping[str, str]) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-def contexts_in(records: bytes | memoryview, *, start: int = 0, end: int | None = None) -> Found:
+def contexts_in(
+    records: bytes | memoryview, *, start: int = 0, end: int | None = None
+) -> FoundContexts:
     """The sampled creation contexts in encoded records, found without decoding them.
 
     A body that happens to hold the same bytes counts too and does no other harm.
@@ -109,7 +111,7 @@ def contexts_in(records: bytes | memoryview, *, start: int = 0, end: int | None 
         stop = start + size * count
         places += _by_column(searched, start, stop, size) or _by_search(searched, start, stop)
         start = stop
-    return Found([_text_of(searched, at, past) for at in places[:LINKS_MAX]], len(places))
+    return FoundContexts([_text_of(searched, at, past) for at in places[:LINKS_MAX]], len(places))
 
 
 def _regular(records: bytes, start: int, past: int) -> tuple[int, int]:

@@ -62,7 +62,7 @@ class Lights(NamedTuple):
         )
 
 
-class Run:
+class SpanRun:
     """Light spans of a batch's messages that come one by one, drawn when all are there."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def _pieces(size: int, count: int) -> Struct:
     return Struct(f"{size}s" * count)
 
 
-Begun: TypeAlias = "Lights | Run | spans.SendSpan"
+Begun: TypeAlias = "Lights | SpanRun | spans.SendSpan"
 
 
 class Answered(Protocol):
@@ -171,7 +171,7 @@ class LightFrame(Protocol):
         """Some of them."""
 
 
-class Sink(Protocol):
+class SpanSink(Protocol):
     """Who exports light spans."""
 
     @property
@@ -261,7 +261,7 @@ def begin_lights(
 def one_by_one(begun: Iterable[tuple[int, Begun]]) -> Iterator[tuple[int, Begun]]:
     """The same, each of one message: where some of a batch failed and others did not."""
     for index, span in begun:
-        if isinstance(span, Run):
+        if isinstance(span, SpanRun):
             lights = span.lights()
             yield from ((each, lights.part(at, at + 1)) for at, each in enumerate(lights.indexes))
         else:
@@ -274,7 +274,7 @@ def end(batch: Answered, begun: Sequence[tuple[int, Begun]], server: str = "") -
     for index, span in begun:
         if isinstance(span, Lights):
             frames.append(span)
-        elif isinstance(span, Run):
+        elif isinstance(span, SpanRun):
             frames.append(span.lights())
         elif batch.error is not None:
             span.failed(batch.error, message_id=batch.message_id(index))

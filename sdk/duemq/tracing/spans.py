@@ -61,12 +61,12 @@ from duemq.tracing.attributes import (
     of_message,
     server_of,
 )
-from duemq.tracing.contexts import TRACEPARENT, Found, contexts_in, extract, properties_of
+from duemq.tracing.contexts import TRACEPARENT, FoundContexts, contexts_in, extract, properties_of
 from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
     from duemq.message import Message
-    from duemq.tracing.sends import Sink
+    from duemq.tracing.sends import SpanSink
 
 _SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
@@ -113,12 +113,12 @@ def enabled() -> bool:
     return True
 
 
-def sink() -> Sink | None:
+def sink() -> SpanSink | None:
     """Who takes light spans."""
     return getattr(_provider, "sink", None)
 
 
-def light_sink() -> Sink | None:
+def light_sink() -> SpanSink | None:
     """The same, if spans may be light: nobody else looks at them, and the sampler is known."""
     found = sink()
     return found if found is not None and found.alone and head.known else None
@@ -263,7 +263,7 @@ def record_settle(
     attributes = attributes_of("settle", message.topic) | of_message(message, group, client_id)
     attributes |= server_of(server)
     attributes |= {ATTEMPT: attempt, DEAD_LETTER: dead_letter} | filled({DUE_MS: due_ms})
-    found = Found([message.properties[TRACEPARENT]], 1)
+    found = FoundContexts([message.properties[TRACEPARENT]], 1)
     record("settle", SpanKind.CLIENT, message.topic, attributes, found, start_ns, end_ns, error)
 
 
@@ -277,7 +277,7 @@ class Finished(NamedTuple):
     kind: SpanKind
     attributes: dict[str, AttributeValue]
     parent: SpanContext
-    found: Found
+    found: FoundContexts
     start_ns: int
     end_ns: int
     error: BaseException | None
@@ -304,7 +304,7 @@ def record(
     kind: SpanKind,
     topic: str,
     attributes: dict[str, AttributeValue],
-    found: Found,
+    found: FoundContexts,
     start_ns: int,
     end_ns: int,
     error: BaseException | None,

@@ -27,7 +27,7 @@ from duemq.protocol.route import Broker, LostBroker, Route, RouteCache, TimerSha
 from duemq.settings import Addresses, ClientSettings, nameservers_of
 from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
-from duemq.transport.routing.diagnosis import Finding, diagnose
+from duemq.transport.routing.diagnosis import Diagnosis, diagnose
 from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import admin_pb2, stubs
 
@@ -98,7 +98,7 @@ class Client:
 
     async def _connected(self, watcher: RouteWatcher, timeout_s: float) -> None:
         ready = asyncio.create_task(watcher.ready(timeout_s))
-        found: list[Finding] = []
+        found: list[Diagnosis] = []
         look = asyncio.create_task(self._look(watcher, found, timeout_s))
         try:
             await asyncio.wait([ready, look], return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +117,7 @@ class Client:
             ready.cancel()
             look.cancel()
 
-    async def _look(self, watcher: RouteWatcher, found: list[Finding], timeout_s: float) -> None:
+    async def _look(self, watcher: RouteWatcher, found: list[Diagnosis], timeout_s: float) -> None:
         """Keeps `found` up to date: what is at the nameservers' addresses; logs the first.
 
         Raises InvalidArgument if none can ever be a nameserver's, PermissionDenied.

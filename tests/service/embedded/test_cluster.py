@@ -278,7 +278,7 @@ def test_a_member_that_waits_for_its_restart_can_be_killed_for_good(
     running.kill("timer-0")
     events.wait("died")
     running.kill("timer-0", restart=False)
-    assert running._members["timer-0"].state is supervisor.State.STOPPED
+    assert running._members["timer-0"].state is supervisor.ChildState.STOPPED
 
 
 def test_a_start_that_is_called_off_leaves_nothing_running(

@@ -25,9 +25,9 @@ from duemq_server.local_cluster import ClusterFailed
 def test_only_a_cluster_that_is_written_gets_its_messages(
     written: tuple[str, ...], asked: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places: list[suite.Place] = []
+    places: list[suite.BenchPlace] = []
 
-    def run(bench: str, parameters: object, place: suite.Place, **_: object) -> None:
+    def run(bench: str, parameters: object, place: suite.BenchPlace, **_: object) -> None:
         places.append(place)
         raise OSError
 
@@ -39,7 +39,7 @@ def test_only_a_cluster_that_is_written_gets_its_messages(
 
 
 def test_a_sigterm_lets_it_remove_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(bench: str, parameters: object, place: suite.Place, **_: object) -> None:
+    def run(bench: str, parameters: object, place: suite.BenchPlace, **_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(suite, "run", run)
@@ -54,7 +54,7 @@ def test_what_it_leaves_elsewhere_is_told_and_fails_it(monkeypatch: pytest.Monke
     def run(
         bench: str,
         parameters: dict[str, Any],
-        place: suite.Place,
+        place: suite.BenchPlace,
         before: object,
         tell_left: Callable[[str], None],
     ) -> Report:
@@ -76,7 +76,7 @@ def test_what_it_leaves_elsewhere_is_told_and_fails_it(monkeypatch: pytest.Monke
 def test_who_names_a_cluster_that_is_not_measured_is_told(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(bench: str, parameters: object, place: suite.Place, **_: object) -> Report:
+    def run(bench: str, parameters: object, place: suite.BenchPlace, **_: object) -> Report:
         assert place.nameserver is None
         return Report(bench, {}, {"restart_s": 1.0})
 

@@ -8,4 +8,4 @@ from duemq_server.bench import suite
 
 def test_replicas_in_sync_are_no_more_than_there_are() -> None:
     with pytest.raises(InvalidArgument, match="min_insync"):
-        suite.run("catch-up", {"min_insync": 2}, suite.Place(replicas=1))
+        suite.run("catch-up", {"min_insync": 2}, suite.BenchPlace(replicas=1))

@@ -17,7 +17,7 @@ from duemq_server.broker.edge.metrics import Meters
 from duemq_server.broker.settings import Settings
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.retention import SegmentAge
 from duemq_server.broker.store.store import Store
@@ -164,7 +164,7 @@ async def test_entries_that_are_no_frames_hold_no_segment_back(world: World) -> 
     world.send(30)
     for number in range(2_000):
         key = GroupQueue("g", "orders", 0)
-        offset_changes.put(world.store, "g", [(key, Progress(number % 30, 5))])
+        offset_changes.put(world.store, "g", [(key, GroupOffset(number % 30, 5))])
     settle(world.store)
     world.send(100)
     await world.passes(RETENTION_INTERVAL_MS)
@@ -216,7 +216,7 @@ async def test_it_is_said_that_retention_waits_for_the_timer_service(
     held = world.store.log.start_position
     assert world.store.log.end_position - held > 4 * SEGMENT_BYTES
     assert caplog.text.count("`duemq timer owners`") == 1
-    taken = GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(1, 0)
+    taken = GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), GroupOffset(1, 0)
     offset_changes.put(world.store, TIMER_GROUP, [taken])
     for _ in range(2):
         await world.passes(RETENTION_INTERVAL_MS)

@@ -4,7 +4,7 @@ import pytest
 
 from duemq.descriptions import TimerCount
 from duemq_server.demo.books import Reminder, Stop, check_counts, check_reminders
-from duemq_server.demo.ledger import Delivery, Ledger, Stored
+from duemq_server.demo.ledger import Delivery, Ledger, LoggedMessage
 
 RIGHT = {"pending": 0, "accepted": 13, "fired": 8, "cancelled": 2, "replaced": 3}
 
@@ -54,7 +54,7 @@ def changed(at_ms: int, gate: str | None = "G2") -> Ledger:
     ledger.change_gate("UA1", 100, "G1")
     ledger.move("UA1", 300)
     ledger.change_gate("UA1", 300, "G2")
-    ledger.stored.append(Stored("UA1", at_ms, gate, "LGA"))
+    ledger.stored.append(LoggedMessage("UA1", at_ms, gate, "LGA"))
     return ledger
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from duemq_server.demo.ledger import Delivery, Ledger, Outage, Stored
+from duemq_server.demo.ledger import Delivery, Ledger, LoggedMessage, Outage
 
 GROUPS = ("gates", "board")
 
@@ -14,7 +14,7 @@ def balanced() -> Ledger:
         ledger.accept(flight, due_ms)
     ledger.cancel("UA3")
     for flight, at_ms in (("UA1", 101), ("UA2", 203)):
-        ledger.stored.append(Stored(flight, at_ms))
+        ledger.stored.append(LoggedMessage(flight, at_ms))
         for group in GROUPS:
             ledger.deliveries[group].append(Delivery(flight, at_ms + 1))
     return ledger
@@ -89,13 +89,13 @@ def test_a_dropped_delivery_is_a_loss() -> None:
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        (Stored("UA1", 500), "twice in the log: UA1"),
-        (Stored("UA3", 500), "in the log although cancelled: UA3"),
-        (Stored("XX9", 500), "in the log, never accepted: XX9"),
-        (Stored("UA2", 199), "stored before its due time: UA2"),
+        (LoggedMessage("UA1", 500), "twice in the log: UA1"),
+        (LoggedMessage("UA3", 500), "in the log although cancelled: UA3"),
+        (LoggedMessage("XX9", 500), "in the log, never accepted: XX9"),
+        (LoggedMessage("UA2", 199), "stored before its due time: UA2"),
     ],
 )
-def test_a_fault_in_the_log_is_named(entry: Stored, problem: str) -> None:
+def test_a_fault_in_the_log_is_named(entry: LoggedMessage, problem: str) -> None:
     ledger = balanced()
     ledger.stored.append(entry)
     assert problem in problems(ledger)

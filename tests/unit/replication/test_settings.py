@@ -10,7 +10,7 @@ from duemq.errors import InvalidArgument
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer, Hello, Welcome
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.settings import ReplicaSettings
 
 
@@ -26,7 +26,7 @@ def test_who_answers_each_heartbeat_does_not_lag(lag_max: float) -> None:
     times = settings("kubernetes", lag_max=lag_max).times()
     a, b = (ReplicaId(name, name * 32) for name in "ab")
     record = Record("g", 7, frozenset("ab"), frozenset({a, b}), 4, a)
-    found, epochs = Found("v1", record), Epochs([])
+    found, epochs = HeldRecord("v1", record), Epochs([])
     leader = Leader(a, found, epochs, start=0, committed=0, min_insync=1, now_ms=0, times=times)
     assert isinstance(leader.hello(1, Hello("g", 7, b, 4, (), 0, 0, 1), 0, 0), Welcome)
     for number in range(10):

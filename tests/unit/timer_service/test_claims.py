@@ -18,7 +18,7 @@ from duemq.errors import (
 from duemq.protocol.route import Broker, LostBroker, RouteCache, Update
 from duemq.v1 import broker_pb2
 from duemq_server.broker.store import offsets as broker_offsets
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.timer_service.disk.place import check
 from duemq_server.timer_service.edge import broker_link, broker_links
 from duemq_server.timer_service.edge.broker_link import (
@@ -443,7 +443,7 @@ class Offsets:
 
     def __init__(self, offset: int) -> None:
         self.kept = broker_offsets.Offsets()
-        self.kept.put(QUEUE, Progress(offset, 0))
+        self.kept.put(QUEUE, GroupOffset(offset, 0))
         self.late: list[broker_pb2.OffsetCommit] = []
         """Commits that were given up, and are on their way yet."""
         self.gives_up = False

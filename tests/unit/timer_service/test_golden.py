@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from duemq_recurring.occurrences import CatchUp, Recurrence
-from duemq_recurring.schedule import DELETED, MADE, MOVED, Pending, Plan, ScheduleChange, State
+from duemq_recurring.schedule import (
+    DELETED,
+    MADE,
+    MOVED,
+    PendingMessage,
+    Plan,
+    ScheduleChange,
+    ScheduleState,
+)
 from duemq_recurring.schedules import Schedules
 from duemq_recurring.wall_clock import Dst
 from duemq_server.storage import record
@@ -272,12 +280,15 @@ PLANS = [
 
 
 def schedules() -> list[ScheduleChange]:
-    pending = (Pending(OWN, 4, DUE_MS[0], DUE_MS[1]), Pending(OWN, 5, DUE_MS[1], DUE_MS[1]))
+    pending = (
+        PendingMessage(OWN, 4, DUE_MS[0], DUE_MS[1]),
+        PendingMessage(OWN, 5, DUE_MS[1], DUE_MS[1]),
+    )
     return [
         ScheduleChange(
-            "report", MADE, State(False, DUE_MS[0], 2, DUE_MS[0] - 7), pending, PLANS[0]
+            "report", MADE, ScheduleState(False, DUE_MS[0], 2, DUE_MS[0] - 7), pending, PLANS[0]
         ),
-        ScheduleChange("beat", MADE, State(True, DUE_MS[0], 0), (), PLANS[1]),
+        ScheduleChange("beat", MADE, ScheduleState(True, DUE_MS[0], 0), (), PLANS[1]),
     ]
 
 
@@ -294,7 +305,9 @@ def recur_entry() -> bytes:
         b"frames!!",
         b"",
     )
-    moved = ScheduleChange("moved", MOVED, State(False, DUE_MS[2], 9, 8), schedules()[0].came)
+    moved = ScheduleChange(
+        "moved", MOVED, ScheduleState(False, DUE_MS[2], 9, 8), schedules()[0].came
+    )
     changes = [*schedules(), moved, ScheduleChange("gone", DELETED)]
     return _entries([(entries.RECUR, recur.encode(changes, keyed_entry.encode(changed)))])
 
@@ -347,7 +360,7 @@ def as_read_before(data: bytes) -> list[tuple[str, int, int]]:
 
 
 def test_occurrences_that_are_left_out_are_read_again_and_no_matter_to_older_releases() -> None:
-    left_out = State(False, DUE_MS[0], 2, DUE_MS[2], (DUE_MS[1], DUE_MS[2]))
+    left_out = ScheduleState(False, DUE_MS[0], 2, DUE_MS[2], (DUE_MS[1], DUE_MS[2]))
     made = Schedules()
     made.apply([*schedules(), ScheduleChange("report", MOVED, left_out)])
 

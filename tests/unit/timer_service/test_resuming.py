@@ -14,7 +14,7 @@ from duemq_server.timer_service.edge.holds_servicer import TimerHoldsServicer
 from duemq_server.timer_service.resuming import Resuming
 from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.timers.hold_entry import NEWEST
-from duemq_server.timer_service.views.listing import Wanted
+from duemq_server.timer_service.views.listing import PageQuery
 from tests.property.timer_world import World
 
 
@@ -51,7 +51,7 @@ async def test_what_a_shard_that_stops_leaves_held_is_not_done() -> None:
 class Damaged:
     """An inspector that cannot read one topic's timers; of the others none fell due."""
 
-    async def page(self, wanted: Wanted, *_: object, wants_all: bool) -> Any:
+    async def page(self, wanted: PageQuery, *_: object, wants_all: bool) -> Any:
         if wanted.topic == "bad":
             raise Corrupt("a block")
         return [], None

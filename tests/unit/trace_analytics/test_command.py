@@ -18,7 +18,7 @@ from duemq.errors import InvalidArgument, Rejected
 from duemq_analytics import __main__ as command
 from duemq_analytics import failures, lake_commands, loading, options, output, session
 from duemq_analytics.command import trace
-from duemq_analytics.progress import Progress, bar
+from duemq_analytics.progress import StepProgress, bar
 
 JAVA = """An error occurred while calling o198.getResult.
 : org.apache.spark.SparkException: Exception thrown in awaitResult:
@@ -364,7 +364,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_how_far_it_is():
     said, asked = Terminal(), iter([(0, 0), (3, 1_200)])
-    progress = Progress(lambda: next(asked, (1_200, 1_200)), said, period_s=0.001)
+    progress = StepProgress(lambda: next(asked, (1_200, 1_200)), said, period_s=0.001)
     with progress.step("reading"):
         while "3 of 1,200 tasks" not in said.getvalue():
             pass
@@ -375,7 +375,7 @@ def test_a_terminal_shows_how_far_it_is():
 
 def test_elsewhere_a_step_is_a_line_and_quiet_is_quiet():
     lines, quiet = io.StringIO(), io.StringIO()
-    for progress in (Progress(None, lines), Progress(lambda: (1, 2), quiet, quiet=True)):
+    for progress in (StepProgress(None, lines), StepProgress(lambda: (1, 2), quiet, quiet=True)):
         with progress.step("reading"):
             pass
     assert lines.getvalue() == "reading …\n"

@@ -6,7 +6,7 @@ import pytest
 from duemq.errors import Rejected
 from duemq_analytics import __main__ as command
 from duemq_analytics import lake_commands, session
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import StepProgress
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_java_that_was_killed_is_told_and_not_taken_for_a_server(
     spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway), stop=refused)
     monkeypatch.setattr(session, "start", lambda *_: spark)
     with pytest.raises(Rejected, match=said):
-        lake_commands.with_spark("a job", tmp_path, refused, Progress(quiet=True))
+        lake_commands.with_spark("a job", tmp_path, refused, StepProgress(quiet=True))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from duemq.protocol.route import TimerShard
 from duemq.transport import status
 from duemq.v1 import stubs, timer_holds_pb2, timer_pb2
 from duemq_server.storage.errors import DiskFull
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk.place import ShardPlace
 from duemq_server.timer_service.edge.bulk_requests import which_of
 from duemq_server.timer_service.edge.others.other_shards import TIMEOUT_S, OtherShards
 from duemq_server.timer_service.scheduling.bulk import adopting
@@ -42,7 +42,7 @@ _ASK_STATS = timer_pb2.GetStatsRequest()
 class HoldsOfOthers:
     """Of one shard."""
 
-    def __init__(self, shard: Shard, others: OtherShards, place: Place) -> None:
+    def __init__(self, shard: Shard, others: OtherShards, place: ShardPlace) -> None:
         self._shard = shard
         self._others = others
         self._place = place

@@ -23,7 +23,7 @@ from duemq.transport.channel import Channels
 from duemq.v1 import stubs, timer_pb2
 from duemq.v1.broker_pb2 import TimerService
 from duemq.v1.message_pb2 import TimerHandle
-from duemq_server.timer_service.disk.place import Place
+from duemq_server.timer_service.disk.place import ShardPlace
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def time_for(at_most_s: float, left_s: float | None) -> float:
     return at_most_s if left_s is None else min(at_most_s, left_s / 2)
 
 
-class Located(NamedTuple):
+class ByShard(NamedTuple):
     """Where timers are, by their places in the caller's list."""
 
     shards: Mapping[int, TimerShard]
@@ -65,13 +65,15 @@ class Answered(NamedTuple, Generic[T]):
     answer: T | DuemqError
 
 
-NOWHERE_ELSE = Located({}, {})
+NOWHERE_ELSE = ByShard({}, {})
 
 
 class OtherShards:
     """As the routes name them."""
 
-    def __init__(self, routes: RouteCache, name: str, place: Place, tls: Tls | None = None) -> None:
+    def __init__(
+        self, routes: RouteCache, name: str, place: ShardPlace, tls: Tls | None = None
+    ) -> None:
         """`name`, `place`: this shard's."""
         self.holders: Callable[[], Sequence[TimerService] | None] = list
         """Those that may hold timers; None: no broker has told yet."""
@@ -135,7 +137,7 @@ class OtherShards:
 
     async def locate(
         self, handles: Sequence[TimerHandle], places: Sequence[int], timeout_s: float = TIMEOUT_S
-    ) -> Located:
+    ) -> ByShard:
         """Which of the others have the timers at these places of the list."""
         alive = self.alive
         if not places or not self.there:
@@ -150,13 +152,13 @@ class OtherShards:
                 continue
             found |= {at: shard for at, here in zip(places, answer, strict=True) if here}
         if not away:
-            return Located(found, {})
+            return ByShard(found, {})
         error = Unavailable(
             f"not at this shard, and a timer shard that may have it is away: {', '.join(away)}",
             field="timer_shard",
             value=", ".join(away),
         )
-        return Located(found, {at: error for at in places if at not in found})
+        return ByShard(found, {at: error for at in places if at not in found})
 
     async def _ask(
         self, shard: TimerShard, request: timer_pb2.LocateTimersRequest, timeout_s: float
@@ -183,7 +185,7 @@ class OtherShards:
         return max(epochs, default=0)
 
     async def each(
-        self, located: Located, ask: Callable[[grpc.aio.Channel, list[int]], Awaitable[T]]
+        self, located: ByShard, ask: Callable[[grpc.aio.Channel, list[int]], Awaitable[T]]
     ) -> list[Answered[T]]:
         """What each shard answers about its own; `ask` gets their places."""
 

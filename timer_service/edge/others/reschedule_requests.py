@@ -21,7 +21,7 @@ from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
 from duemq_server.timer_service.edge.others.other_shards import (
     PASSED_ON_TIMEOUT_S,
-    Located,
+    ByShard,
     OtherShards,
     time_for,
 )
@@ -83,7 +83,7 @@ class RescheduleRequests:
         request: timer_pb2.RescheduleRequest,
         named: Sequence[Named],
         dues: Sequence[int],
-        elsewhere: Located,
+        elsewhere: ByShard,
         doubts: Mapping[int, Unavailable],
     ) -> Mapping[int, RescheduleResult]:
         """This shard's decision, by place; none if all of the timers are others'.
@@ -113,7 +113,7 @@ class RescheduleRequests:
         self,
         request: timer_pb2.RescheduleRequest,
         dues: Sequence[int],
-        theirs: Located,
+        theirs: ByShard,
         left_s: float | None,
     ) -> dict[int, timer_pb2.RescheduleResult]:
         """Results of timers that other shards have, by place; each does its part once.
@@ -151,7 +151,7 @@ class RescheduleRequests:
         return [self._shard.now_ms()] * count
 
 
-async def _elsewhere(request: timer_pb2.RescheduleRequest, names: TimerNames) -> Located:
+async def _elsewhere(request: timer_pb2.RescheduleRequest, names: TimerNames) -> ByShard:
     """Which of the timers other shards have, and for whom it cannot be said."""
     given = [each.handle for each in request.timers]
     places = [at for at, handle in enumerate(given) if handle.store_id]
@@ -159,7 +159,7 @@ async def _elsewhere(request: timer_pb2.RescheduleRequest, names: TimerNames) ->
 
 
 def _named_all(
-    request: timer_pb2.RescheduleRequest, names: TimerNames, elsewhere: Located
+    request: timer_pb2.RescheduleRequest, names: TimerNames, elsewhere: ByShard
 ) -> tuple[list[Named], dict[int, Unavailable]]:
     """The timers as the core names them, and whose of them it cannot be said by now.
 
@@ -184,14 +184,14 @@ def _named_all(
     return named, doubts
 
 
-def _theirs(elsewhere: Located, decided: Mapping[int, RescheduleResult]) -> Located:
+def _theirs(elsewhere: ByShard, decided: Mapping[int, RescheduleResult]) -> ByShard:
     """Without what had not arrived anywhere when the request came first: that stays so."""
     shards = {
         at: shard
         for at, shard in elsewhere.shards.items()
         if not decided or decided[at].outcome == UNKNOWN
     }
-    return Located(shards, {})
+    return ByShard(shards, {})
 
 
 def _unanswered(

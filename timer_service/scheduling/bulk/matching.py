@@ -90,7 +90,7 @@ def has_key(entry: Bytes, prefix: str) -> bool:
     return key_in(entry).startswith(prefix)
 
 
-class InBlock(NamedTuple):
+class BlockMatch(NamedTuple):
     """Timers of a block that a job is about, as it was read."""
 
     block: Block
@@ -121,7 +121,7 @@ class Reading:
         *,
         with_bodies: bool,
     ) -> None:
-        self.found: list[InBlock] = []
+        self.found: list[BlockMatch] = []
         self.unread = list(blocks)
         """What is left for another time."""
         self.problems: list[str] = []
@@ -176,7 +176,7 @@ class Reading:
             at, bodies = at[kept], bodies.take(kept)
         if len(at):
             found = rows.take(at), index.sources, index.targets
-            self.found.append(InBlock(each, at, *found, bodies if self._with_bodies else None))
+            self.found.append(BlockMatch(each, at, *found, bodies if self._with_bodies else None))
 
     def _bodies(self, each: Block, index: Index, rows: Rows, at: Places, files: Files) -> Joined:
         """Verified; read at once from the first to the last."""

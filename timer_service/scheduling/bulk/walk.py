@@ -23,7 +23,7 @@ from duemq_server.timer_service.scheduling.bulk import entry, slices
 from duemq_server.timer_service.scheduling.bulk.jobs import Job, Which
 from duemq_server.timer_service.scheduling.bulk.matching import (
     BLOCKS_AT_ONCE,
-    InBlock,
+    BlockMatch,
     Matcher,
     Reading,
     Unread,
@@ -74,7 +74,7 @@ class Walk:
         self._memory: Keys | None = None  # to be looked at; None: it must be asked what there is
         self._blocks: deque[Unread] = deque()
         self._since = 0  # blocks from this number on were not looked at
-        self._found: deque[InBlock] = deque()
+        self._found: deque[BlockMatch] = deque()
         self._moved = True  # something may be in memory now that was not
         self._problems: dict[str, None] = {}
         self._targets: dict[int, int] = {}  # that were moved, and where to
@@ -251,7 +251,7 @@ def _key(rows: Rows, at: int) -> np.uint64:
     return np.uint64(keys_of(rows.source[at : at + 1], rows.offset[at : at + 1])[0])
 
 
-def _from(found: InBlock, start: int) -> InBlock:
+def _from(found: BlockMatch, start: int) -> BlockMatch:
     """Without what is done."""
     return found._replace(
         at=found.at[start:],

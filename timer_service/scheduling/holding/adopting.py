@@ -14,7 +14,7 @@ Name = tuple[str, str]
 """Topic and prefix of a hold."""
 
 
-class Step(NamedTuple):
+class Adoption(NamedTuple):
     """What a reading changes; neither: it is settled."""
 
     hold: Set[Name]
@@ -33,10 +33,10 @@ class Adopting:
         """Somebody held or resumed it here."""
         self._asked.add(name)
 
-    def read(self, theirs: Set[Name]) -> Step:
+    def read(self, theirs: Set[Name]) -> Adoption:
         """What others hold for good; of one that is being resumed nothing waits here."""
         theirs = theirs - self._asked
-        step = Step(theirs - self.adopted, self.adopted - theirs - self._asked)
+        step = Adoption(theirs - self.adopted, self.adopted - theirs - self._asked)
         self.adopted = set(theirs)
         return step
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from duemq_server.timer_service.scheduling.cancelling import Cancelling, Wanted
+from duemq_server.timer_service.scheduling.cancelling import Cancelling, ToCancel
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.hold_entry import NEWEST, Hold
 from duemq_server.timer_service.timers.key_hash import key_in, message_key_in
@@ -26,7 +26,7 @@ class Dropping(Cancelling):
 
     kind = log_entries.DROP
 
-    def _cancel(self, wanted: Wanted, now_ms: int) -> None:
+    def _cancel(self, wanted: ToCancel, now_ms: int) -> None:
         scheduler, count = self._scheduler, len(wanted.row)
         topic = scheduler.topics.of_target(int(self._targets(wanted)[0]))
         super()._cancel(wanted, now_ms)
@@ -36,7 +36,7 @@ class Dropping(Cancelling):
         scheduler.ledger.dropped += count
 
 
-class Found(NamedTuple):
+class Backlogged(NamedTuple):
     """A timer of the backlog."""
 
     handle: Cancelled
@@ -69,7 +69,7 @@ class Sifting:
                 return None
         return (message_key_in(entry) or None) if self.hold.policy == NEWEST else ""
 
-    def take(self, page: Sequence[Found], *, last: bool) -> list[Cancelled]:
+    def take(self, page: Sequence[Backlogged], *, last: bool) -> list[Cancelled]:
         """Those of a page, or of pages before, that do not go.  The next page follows this one.
 
         After the last one of a pass it is over, or begins anew.

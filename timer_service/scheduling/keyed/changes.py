@@ -59,7 +59,7 @@ RESCHEDULED_BYTES_MAX = BATCH_BYTES_DEFAULT
 NEVER = 1 << 62
 
 
-class Change(ABC):
+class KeyedChange(ABC):
     """A request that is being decided."""
 
     def __init__(self, scheduler: Scheduler, request: RequestKey, keys: Sequence[TimerKey]) -> None:
@@ -162,7 +162,7 @@ class Change(ABC):
         self.results = results
 
 
-class Scheduling(Change):
+class Scheduling(KeyedChange):
     """Records come under their keys; what waits there is replaced, or stays."""
 
     def __init__(
@@ -201,7 +201,7 @@ class Scheduling(Change):
         self._commit(now_ms, results, {target: come} if come else {}, replaced=replaced)
 
 
-class CancellingKeys(Change):
+class CancellingKeys(KeyedChange):
     """What waits under keys goes."""
 
     def _decide(self, now_ms: int) -> None:
@@ -229,7 +229,7 @@ class CancellingKeys(Change):
         )
 
 
-class Rescheduling(Change):
+class Rescheduling(KeyedChange):
     """Timers get other due times, and so another place: each goes, and comes anew."""
 
     def __init__(

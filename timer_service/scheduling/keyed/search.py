@@ -25,21 +25,21 @@ import numpy.typing as npt
 from duemq.errors import Corrupt
 from duemq_server.timer_service.far.catalog import Block
 from duemq_server.timer_service.far.key_look_up import FarTimer, HandleAsk, KeyAsk
-from duemq_server.timer_service.far.look_up import Place, Query
+from duemq_server.timer_service.far.look_up import BlockRow, Query
 from duemq_server.timer_service.timers.key_hash import hash_of, key_in
 from duemq_server.timer_service.timers.keyed import Handle, TimerKey
-from duemq_server.timer_service.timers.keys import NOWHERE, Found, KeyList
+from duemq_server.timer_service.timers.keys import NOWHERE, KeyList, KeyListRow
 from duemq_server.timer_service.timers.rows import Hashes, Rows, keys_of
 
 if TYPE_CHECKING:
     from duemq_server.timer_service.scheduling.scheduler import Scheduler
 
 
-class Listed(NamedTuple):
+class InKeyList(NamedTuple):
     """Where a timer lies that is not yet in a block."""
 
     keys: KeyList
-    found: Found
+    found: KeyListRow
     rows: Rows  # of its piece
 
 
@@ -53,7 +53,7 @@ class Waiting(NamedTuple):
     timer_key: int
     body: bytes | memoryview
     row: int = NOWHERE  # of the near table
-    listed: Listed | None = None
+    listed: InKeyList | None = None
     block: Block | None = None
     """That it lies in."""
 
@@ -81,7 +81,7 @@ class KeySearch:
         self._learn = False
         self._looked: dict[int, set[int]] = {}  # numbers of blocks, by key
         self._far: dict[int, list[FarTimer]] = {}
-        self._errors: dict[int, list[Place]] = {}
+        self._errors: dict[int, list[BlockRow]] = {}
 
     def _hash(self) -> None:
         """Not at once, for a list of keys is decided on in parts, one after the other."""
@@ -176,7 +176,7 @@ class HandleSearch:
         self._ask: HandleAsk | None = None
         self._until = 0  # blocks below this number were looked at
         self._far: dict[tuple[int, int], FarTimer] = {}  # by source and offset
-        self._errors: list[Place] = []
+        self._errors: list[BlockRow] = []
 
     def look(self) -> bool:
         """As KeySearch's; no handle occurs twice."""
@@ -201,7 +201,7 @@ class HandleSearch:
                 self.waiting[self._at[distinct]] = near_timer(scheduler, row)
         for keys, pieces in scheduler.tiers.lists():
             for distinct, found in keys.find_places(self._keys):
-                listed = Listed(keys, found, pieces[found.piece][0])
+                listed = InKeyList(keys, found, pieces[found.piece][0])
                 self.waiting[self._at[distinct]] = listed_timer(scheduler, listed)
 
     def asks(self) -> list[HandleAsk]:
@@ -248,16 +248,16 @@ def near_timer(scheduler: Scheduler, row: int) -> Waiting:
     return _waiting(scheduler, table, row, scheduler.near.body(row))._replace(row=row)
 
 
-def in_lists(scheduler: Scheduler, hashes: Hashes) -> list[tuple[int, Listed]]:
+def in_lists(scheduler: Scheduler, hashes: Hashes) -> list[tuple[int, InKeyList]]:
     """Timers of the memtable, and of the one being flushed, by their keys' hashes."""
     return [
-        (at, Listed(keys, found, pieces[found.piece][0]))
+        (at, InKeyList(keys, found, pieces[found.piece][0]))
         for keys, pieces in scheduler.tiers.lists()
         for at, found in keys.find_hashes(hashes)
     ]
 
 
-def listed_timer(scheduler: Scheduler, listed: Listed) -> Waiting | None:
+def listed_timer(scheduler: Scheduler, listed: InKeyList) -> Waiting | None:
     """A timer of the memtable; None: it was cancelled."""
     rows, row = listed.rows, listed.found.row
     if scheduler.tombstones.has(int(rows.source[row]), int(rows.offset[row])):

@@ -20,13 +20,13 @@ from duemq_recurring.moves import CHANGED, CREATED, UNCHANGED, Move
 from duemq_recurring.occurrences import END_MS, CatchUp, Occurrence
 from duemq_recurring.schedule import (
     MADE,
-    Pending,
+    PendingMessage,
     Plan,
     Schedule,
     ScheduleChange,
     entry_of,
 )
-from duemq_recurring.steps import Step, step
+from duemq_recurring.steps import ScheduleStep, step
 from duemq_server.storage import record
 from duemq_server.timer_service.scheduling.keyed import keyed_state
 from duemq_server.timer_service.scheduling.keyed.own_frames import New, frames_of, next_offset
@@ -118,7 +118,7 @@ def advance(scheduler: Scheduler, now_ms: int, *, short: bool = False) -> bool:
             break
         taken += 1
         asked = _step(each, now_ms)
-        if not isinstance(asked, Step):
+        if not isinstance(asked, ScheduleStep):
             schedules.keep(each, asked)
         elif short and len(asked.come) > len(asked.gone):
             schedules.keep(each, now_ms + SHORT_MS)
@@ -137,7 +137,7 @@ def advance(scheduler: Scheduler, now_ms: int, *, short: bool = False) -> bool:
     return schedules.next_ms() <= now_ms
 
 
-def _step(schedule: Schedule, now_ms: int) -> Step | int:
+def _step(schedule: Schedule, now_ms: int) -> ScheduleStep | int:
     try:
         return step(schedule, now_ms)
     except InvalidArgument as error:  # zone data, or the library, are older than its plan
@@ -212,13 +212,13 @@ def apply(
     scheduler.schedules.apply(changes)
 
 
-def _handle(pending: Pending) -> Cancelled:
+def _handle(pending: PendingMessage) -> Cancelled:
     return Cancelled(SourceId(*pending.source), pending.offset, pending.due_ms)
 
 
 def _new(
     scheduler: Scheduler, found: Sequence[Move]
-) -> tuple[dict[int, list[New]], list[list[Pending]]]:
+) -> tuple[dict[int, list[New]], list[list[PendingMessage]]]:
     """The timers that come, by target, and those of each schedule.  Offsets follow the targets."""
     groups: dict[int, list[tuple[int, Occurrence]]] = {}
     for at, move in enumerate(found):
@@ -227,13 +227,13 @@ def _new(
             groups.setdefault(target, []).extend((at, each) for each in move.come)
     offset, source = next_offset(scheduler), scheduler.keyed.source
     come: dict[int, list[New]] = {}
-    came: list[list[Pending]] = [[] for _ in found]
+    came: list[list[PendingMessage]] = [[] for _ in found]
     for target, group in groups.items():
         for at, each in group:
             plan = found[at].plan
             body = entry_of(found[at].name, plan, each)
             new = New(body, each.due_ms, plan.tag_hash, plan.key_hash, 0)
             come.setdefault(target, []).append(new)
-            came[at].append(Pending(source, offset, each.at_ms, each.due_ms))
+            came[at].append(PendingMessage(source, offset, each.at_ms, each.due_ms))
             offset += 1
     return come, came

@@ -29,7 +29,7 @@ from duemq_analytics.lake import measures
 from duemq_analytics.lake.commits import Commits, sync_table
 from duemq_analytics.lake.parquet_spans import ParquetSpans, Snapshot
 from duemq_analytics.lake.span_table import Batch, File
-from duemq_analytics.progress import Progress
+from duemq_analytics.progress import StepProgress
 
 TABLES = ("minutes", "examples", "errors")
 _NEWER_TABLES = ("errors",)
@@ -40,7 +40,7 @@ MINUTES_MAX = 10_000
 
 
 @dataclass(frozen=True)
-class Run:
+class AggregationResult:
     """What an aggregation has done."""
 
     number: int
@@ -66,15 +66,19 @@ class Aggregates:
         """Keys of the batches that were counted."""
         return {key for name in self._names() for key in self._runs.get(name)["batches"]}
 
-    def last(self) -> Run:
+    def last(self) -> AggregationResult:
         """The newest run; number 0: there is none."""
         names = self._runs.names()
         if not names:
-            return Run(0, 0, 0, 0)
+            return AggregationResult(0, 0, 0, 0)
         found = self._runs.get(names[-1])
-        return Run(int(names[-1]), found["counted"], found["spans"], found["newest_us"])
+        return AggregationResult(
+            int(names[-1]), found["counted"], found["spans"], found["newest_us"]
+        )
 
-    def update(self, spark: SparkSession, progress: Progress | None = None) -> Run:
+    def update(
+        self, spark: SparkSession, progress: StepProgress | None = None
+    ) -> AggregationResult:
         """Counts the batches that are new; answers the newest run."""
         settled, last, there = self.settled(), self.last(), self._spans.snapshot()
         if last.number == 0:
@@ -82,7 +86,9 @@ class Aggregates:
         new = [batch for batch in there.batches if batch.key not in settled]
         return self._run(spark, there, new, last, progress) if new else last
 
-    def rebuild(self, spark: SparkSession, progress: Progress | None = None) -> Run:
+    def rebuild(
+        self, spark: SparkSession, progress: StepProgress | None = None
+    ) -> AggregationResult:
         """Counts everything again that is in the lake; of hours that expired nothing stays."""
         there = self._spans.snapshot()
         run = self._run(spark, there, there.batches, self.last(), progress, whole=True)
@@ -108,7 +114,9 @@ class Aggregates:
         failed = added_up(self.errors(spark).where(kept).withColumn("bucket_s", F.lit(MINUTE_S)))
         self._write(failed.drop("bucket_s"), "errors", number)
         there = {batch.key for batch in self._spans.batches()}
-        self._commit(Run(number, 0, 0, last.newest_us), self.settled() & there, whole=True)
+        self._commit(
+            AggregationResult(number, 0, 0, last.newest_us), self.settled() & there, whole=True
+        )
         self._drop_before(number)
         return len(names)
 
@@ -129,13 +137,13 @@ class Aggregates:
         spark: SparkSession,
         there: Snapshot,
         new: Sequence[Batch],
-        last: Run,
-        progress: Progress | None,
+        last: AggregationResult,
+        progress: StepProgress | None,
         *,
         whole: bool = False,
-    ) -> Run:
+    ) -> AggregationResult:
         """Counts the batches `new`, or all that is there: with `whole`, and in the first run."""
-        progress = progress or Progress()
+        progress = progress or StepProgress()
         whole = whole or last.number == 0
         files = there.files if whole else [file for batch in new for file in batch.files]
         spans = self._spans.read_files(spark, files)
@@ -152,7 +160,9 @@ class Aggregates:
         with progress.step("aggregating"):
             self._count(spans, measures.messages(around, minutes), last.number + 1)
         newest_us = max([last.newest_us, *(file.last_us for file in files)])
-        run = Run(last.number + 1, len(new), sum(file.rows for file in files), newest_us)
+        run = AggregationResult(
+            last.number + 1, len(new), sum(file.rows for file in files), newest_us
+        )
         self._commit(run, [batch.key for batch in new], whole=whole)
         return run
 
@@ -171,7 +181,7 @@ class Aggregates:
         finally:
             messages.unpersist()
 
-    def _commit(self, run: Run, keys: Iterable[str], *, whole: bool) -> None:
+    def _commit(self, run: AggregationResult, keys: Iterable[str], *, whole: bool) -> None:
         content = {"spans": run.spans, "newest_us": run.newest_us, "counted": run.batches}
         self._runs.put(f"{run.number:010}", {"batches": sorted(keys), "whole": whole, **content})
 

@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordRun:
     """Records of one queue with consecutive offsets and one store time."""
 
     offset: int
@@ -144,7 +144,7 @@ class QueueClient(Closing):
 
     def read(
         self, topic: str, wanted: QueueRange, *, fail_on_data_loss: bool = True
-    ) -> Iterator[Run]:
+    ) -> Iterator[RecordRun]:
         """All records of the range, in order.
 
         Raises TopicReplaced if the topic was made anew since its bounds were asked for, and
@@ -324,7 +324,7 @@ def _broker_of(wanted: QueueRange) -> Broker:
 
 def runs(
     answer: broker_pb2.QueueRecords, expected: int, end: int, *, fail_on_data_loss: bool = True
-) -> Iterator[Run]:
+) -> Iterator[RecordRun]:
     """The answer's records below `end`; raises OffsetOutOfRange if `expected` is left out."""
     if sum(answer.run_counts) != len(answer.records.records) or not (
         len(answer.run_offsets) == len(answer.run_counts) == len(answer.run_store_ms)
@@ -343,6 +343,6 @@ def runs(
         kept = min(count, end - offset)
         if kept <= 0:
             return
-        yield Run(offset, store_ms, records[taken : taken + kept])
+        yield RecordRun(offset, store_ms, records[taken : taken + kept])
         taken += count
         expected = offset + count

@@ -29,7 +29,7 @@ from duemq.protocol.names import TRACE_TOPIC
 from duemq_analytics import options
 from duemq_analytics.options import Options
 from duemq_analytics.source import messages_source, plan, schema, spans
-from duemq_analytics.source.client import PULL_BYTES, QueueClient, Run
+from duemq_analytics.source.client import PULL_BYTES, QueueClient, RecordRun
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column
 from duemq_analytics.source.stream_reader import RangePartition, RangeStreamReader
@@ -75,17 +75,17 @@ class RangeReader(DataSourceReader):
             yield from self.batches(partition.piece, found)
 
     @abstractmethod
-    def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+    def batches(self, piece: QueueRange, found: Iterator[RecordRun]) -> Iterator[pa.RecordBatch]:
         """Arrow batches of the runs."""
 
 
 class MessageReader(RangeReader):
     """Reads messages as they are."""
 
-    def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+    def batches(self, piece: QueueRange, found: Iterator[RecordRun]) -> Iterator[pa.RecordBatch]:
         """About BATCH_ROWS messages each, or fewer with BATCH_BYTES in them."""
         topic = self.settings.topic
-        gathered: list[Run] = []
+        gathered: list[RecordRun] = []
         rows = size = 0
         for run in found:
             gathered.append(run)
@@ -110,7 +110,7 @@ class SpanReader(RangeReader):
     Whoever may send may write to that topic: what cannot be decoded never fails a read.
     """
 
-    def batches(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+    def batches(self, piece: QueueRange, found: Iterator[RecordRun]) -> Iterator[pa.RecordBatch]:
         """About BATCH_ROWS spans each."""
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
@@ -124,7 +124,7 @@ class SpanReader(RangeReader):
         if gathered:
             yield pa.concat_batches(gathered)
 
-    def _decoded(self, piece: QueueRange, found: Iterator[Run]) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, piece: QueueRange, found: Iterator[RecordRun]) -> Iterator[pa.RecordBatch]:
         """A batch a message; those that are no spans as the option `undecodable` says."""
         undecodable = 0
         for run in found:

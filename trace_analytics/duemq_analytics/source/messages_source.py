@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow as pa
 
 from duemq.protocol.due import DUE_MS_MAX
-from duemq_analytics.source.client import Run
+from duemq_analytics.source.client import RecordRun
 from duemq_analytics.source.plan import QueueRange
 from duemq_analytics.source.schema import Column, arrow_schema
 
 _US_PER_MS = 1_000
 
-Values = Callable[[str, QueueRange, Sequence[Run]], list[Any]]
+Values = Callable[[str, QueueRange, Sequence[RecordRun]], list[Any]]
 
 
 def to_arrow(
-    topic: str, source: QueueRange, runs: Sequence[Run], columns: Sequence[Column]
+    topic: str, source: QueueRange, runs: Sequence[RecordRun], columns: Sequence[Column]
 ) -> pa.RecordBatch:
     """A batch of these records with these columns (of schema.MESSAGES) and no others.
 
@@ -68,15 +68,15 @@ def _properties(record: Any) -> Sequence[tuple[str, str]]:
     return sorted(properties.items()) if properties else ()
 
 
-def _count(runs: Sequence[Run]) -> int:
+def _count(runs: Sequence[RecordRun]) -> int:
     return sum(len(run.records) for run in runs)
 
 
-def _offsets(topic: str, source: QueueRange, runs: Sequence[Run]) -> list[int]:
+def _offsets(topic: str, source: QueueRange, runs: Sequence[RecordRun]) -> list[int]:
     return [run.offset + i for run in runs for i in range(len(run.records))]
 
 
-def _store_times(topic: str, source: QueueRange, runs: Sequence[Run]) -> list[int]:
+def _store_times(topic: str, source: QueueRange, runs: Sequence[RecordRun]) -> list[int]:
     return [run.store_ms * _US_PER_MS for run in runs for _ in run.records]
 
 

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Unpack
 
 from duemq.consumer.delivery.chunk_work import Caller, Indices, Stalls, Work
-from duemq.consumer.delivery.seams import Calling, Dispatcher
+from duemq.consumer.delivery.seams import Dispatcher, DispatchOptions
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.fetching.process_queue import Chunk
@@ -47,7 +47,7 @@ Outcomes = Mapping[int, Outcome]
 class ConcurrentDispatcher(Dispatcher[Work]):
     """In any order; sends back what fails."""
 
-    def __init__(self, callback: Callback, **calling: Unpack[Calling]) -> None:
+    def __init__(self, callback: Callback, **calling: Unpack[DispatchOptions]) -> None:
         super().__init__(callback, **calling)
         self._works: defaultdict[Source, set[Work]] = defaultdict(set)  # submitted, not ended
         self._sending_back: Counter[Source] = Counter()

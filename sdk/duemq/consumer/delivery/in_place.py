@@ -11,9 +11,15 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, Unpack
 
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.order_lanes import Failure, LaneEntry, OrderLane, OrderLanes, Segment
+from duemq.consumer.delivery.order_lanes import (
+    LaneEntry,
+    LaneFailure,
+    OrderLane,
+    OrderLanes,
+    Segment,
+)
 from duemq.consumer.delivery.ordered_runs import Flow, OrderedCaller, OrderedRun
-from duemq.consumer.delivery.seams import Calling, Dispatcher
+from duemq.consumer.delivery.seams import Dispatcher, DispatchOptions
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Source
 from duemq.consumer.settings import Order
@@ -41,7 +47,7 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
     """Tries again in place."""
 
     def __init__(
-        self, callback: Callback, *, lanes: LaneOf, lease: Lease, **calling: Unpack[Calling]
+        self, callback: Callback, *, lanes: LaneOf, lease: Lease, **calling: Unpack[DispatchOptions]
     ) -> None:
         """`lanes`: what waits for one another; of "message" nothing does."""
         self._lanes = lanes
@@ -208,7 +214,7 @@ class InPlaceDispatcher(Dispatcher[OrderedRun]):
             mean_s = max(run.seconds / done, CALLBACK_S_MIN)
             self._callback_s *= (mean_s / self._callback_s) ** SMOOTHING
 
-    def _judge(self, flow: Flow, failure: Failure[Message]) -> None:
+    def _judge(self, flow: Flow, failure: LaneFailure[Message]) -> None:
         lane, error = failure
         if isinstance(error, NotTaken):
             return  # nor is what waits behind it: the consumer is about to close

@@ -81,7 +81,7 @@ class Segment(Generic[M]):
         return self.lane is None or self.lane.key is None
 
 
-class Failure(NamedTuple, Generic[M]):
+class LaneFailure(NamedTuple, Generic[M]):
     """A lane whose first message (or list) failed: suspend it, or pass it."""
 
     lane: OrderLane[M]
@@ -133,9 +133,9 @@ class OrderLanes(Generic[M]):
             segments.append(Segment(None, _taken(self._free, limit)))
         return segments
 
-    def ended(self, segments: list[Segment[M]]) -> list[Failure[M]]:
+    def ended(self, segments: list[Segment[M]]) -> list[LaneFailure[M]]:
         """A worker is through, or has stopped; answers the lanes to suspend or to pass."""
-        failures: list[Failure[M]] = []
+        failures: list[LaneFailure[M]] = []
         for segment in segments:
             lane, failed = segment.lane, segment.failures
             if lane is None or (lane.key is None and failed):
@@ -147,7 +147,7 @@ class OrderLanes(Generic[M]):
             if failed:
                 lane.failures += 1
                 lane.together = failed[0].count
-                failures.append(Failure(lane, failed[0].error))
+                failures.append(LaneFailure(lane, failed[0].error))
             else:
                 self._go_on(lane)
         return failures
@@ -204,15 +204,15 @@ class OrderLanes(Generic[M]):
         elif lane.key is not None:
             del self._lanes[lane.key]
 
-    def _ended_free(self, segment: Segment[M]) -> list[Failure[M]]:
+    def _ended_free(self, segment: Segment[M]) -> list[LaneFailure[M]]:
         self._free.extendleft(reversed(segment.entries[segment.done :]))
         before = segment.lane.failures if segment.lane else 0
-        failures: list[Failure[M]] = []
+        failures: list[LaneFailure[M]] = []
         for failed in segment.failures:
             lane: OrderLane[M] = OrderLane(None)
             lane.waiting.extend(segment.entries[failed.index : failed.index + failed.count])
             lane.failures, lane.together = before + 1, failed.count
-            failures.append(Failure(lane, failed.error))
+            failures.append(LaneFailure(lane, failed.error))
         return failures
 
 

@@ -49,7 +49,7 @@ class Settler(Protocol):
         ...
 
 
-class Calling(TypedDict):
+class DispatchOptions(TypedDict):
     """What every dispatcher is given."""
 
     batch: bool

@@ -77,7 +77,7 @@ class _Open:
     cancelled: bool = False
 
 
-class Sink(Protocol):
+class PulledSink(Protocol):
     """Takes what was pulled.  Called in the event loop; may drop the source."""
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
@@ -96,7 +96,7 @@ class Fetcher:
         self,
         client: Client,
         broker: str,
-        sink: Sink,
+        sink: PulledSink,
         settings: ConsumerSettings,
         *,
         group: str,

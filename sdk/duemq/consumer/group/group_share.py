@@ -18,14 +18,14 @@ from typing import Any
 from duemq.consumer.delivery.concurrent import ConcurrentDispatcher
 from duemq.consumer.delivery.in_place import InPlaceDispatcher
 from duemq.consumer.delivery.lease import Lease
-from duemq.consumer.delivery.seams import Calling, Dispatcher, Spawn
+from duemq.consumer.delivery.seams import Dispatcher, DispatchOptions, Spawn
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
 from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
 from duemq.consumer.group.committing import Committer, Lost
-from duemq.consumer.group.holdings import Holding, Holdings, Step
+from duemq.consumer.group.holdings import Holding, Holdings, HoldingStep
 from duemq.consumer.group.membership import Membership
 from duemq.consumer.group.send_backs import SendBacks
 from duemq.consumer.settings import ConsumerSettings, Order
@@ -123,7 +123,7 @@ class GroupShare:
         settler = SendBacks(
             self._offsets, spawn, self._taken_over, group=group, client_id=member_id
         )
-        calling = Calling(
+        calling = DispatchOptions(
             batch=batch,
             settings=settings,
             settler=settler,
@@ -245,7 +245,7 @@ class GroupShare:
         """Lets go of everything without telling."""
         self._carry_out(self._holdings.drop_all())
 
-    def _carry_out(self, step: Step) -> None:
+    def _carry_out(self, step: HoldingStep) -> None:
         for holding in step.dropped:
             self._stop(holding)
         if step.rejoin is not None:

@@ -9,7 +9,7 @@ A queue's life here (HoldingState):
 
 A queue that is assigned again while it is RELEASING is acquired anew once it is gone; not after
 `close`, which has all of them RELEASING.  Queues that stay assigned are never touched.  Owner and
-only caller: GroupShare on the event loop, which carries out each `Step`.
+only caller: GroupShare on the event loop, which carries out each `HoldingStep`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Holding:
 
 
 @dataclass(slots=True)
-class Step:
+class HoldingStep:
     """What is to be done, in this order."""
 
     dropped: list[Holding] = field(default_factory=list)
@@ -138,7 +138,7 @@ class Holdings:
         """Since when the group has read its topics, by this machine's clock."""
         self._reads_since_ms = since_ms
 
-    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> Step:
+    def assigned(self, generation: int, queues: frozenset[MessageQueue]) -> HoldingStep:
         """A new assignment: the whole of what shall be held from now on."""
         self.generation, self._wanted = generation, queues
         self._answered = True
@@ -150,16 +150,16 @@ class Holdings:
             step.released = (generation, frozenset(untold))
         return step
 
-    def fenced(self) -> Step:
+    def fenced(self) -> HoldingStep:
         """The session is over: nothing is ours or wanted."""
         self._wanted = frozenset()
         return self.drop_all()
 
-    def drop_all(self) -> Step:
+    def drop_all(self) -> HoldingStep:
         """Lets go of everything without telling."""
         dropped = self.all
         self._held.clear()
-        return Step(dropped)
+        return HoldingStep(dropped)
 
     def close(self) -> list[Holding]:
         """Nothing is wanted any more; answers what is to be stopped, committed and `released`."""
@@ -213,7 +213,7 @@ class Holdings:
         holding.state = HoldingState.ACTIVE
         return True
 
-    def released(self, holdings: Iterable[Holding]) -> Step:
+    def released(self, holdings: Iterable[Holding]) -> HoldingStep:
         """They are committed, and others may have them."""
         gone = {holding.queue for holding in holdings if self.holds(holding)}
         for queue in gone:
@@ -228,7 +228,7 @@ class Holdings:
                 self._untold |= told  # it was claimed: only a newer assignment can be answered
         return step
 
-    def lost(self, holding: Holding, error: FencedMember) -> Step:
+    def lost(self, holding: Holding, error: FencedMember) -> HoldingStep:
         """Another member has taken it over."""
         step = self._drop(holding)
         if step.dropped:
@@ -236,27 +236,27 @@ class Holdings:
             step.rejoin = int(error.limit) if error.limit.isdecimal() else 0
         return step
 
-    def begin_anew(self, holding: Holding) -> Step:
+    def begin_anew(self, holding: Holding) -> HoldingStep:
         """Its next offset does not exist, or its topic is another one now: it is acquired anew.
 
         The broker knows where to begin.  One that is being given up goes on with that.
         """
         if holding.state is HoldingState.RELEASING:
-            return Step()
+            return HoldingStep()
         step = self._drop(holding)
         again = self._reconcile()
         again.dropped = step.dropped
         return again
 
-    def _drop(self, holding: Holding) -> Step:
+    def _drop(self, holding: Holding) -> HoldingStep:
         if not self.holds(holding):
-            return Step()
+            return HoldingStep()
         del self._held[holding.queue]
-        return Step([holding])
+        return HoldingStep([holding])
 
-    def _reconcile(self) -> Step:
+    def _reconcile(self) -> HoldingStep:
         """What leads from what is held to what is wanted."""
-        step = Step()
+        step = HoldingStep()
         if self._closing:
             return step
         going: defaultdict[object, list[Holding]] = defaultdict(list)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from duemq.errors import DuemqError, Internal, Timeout, TooLarge
 from duemq.producing.keyed.calls import TimerCalls
-from duemq.producing.keyed.lanes import Call
+from duemq.producing.keyed.lanes import ShardCall
 from duemq.protocol import checks, timer_keys
 from duemq.protocol.due import DELAYS_MS, Due
 from duemq.transport import retrying, status
@@ -31,7 +31,7 @@ Ref = TimerKey | TimerHandle
 SLICE = 1_000
 
 
-class TimerOwner(ABC):
+class TimerAsker(ABC):
     """A client that asks about timers."""
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Part:
             self.done.set_result(None)
 
 
-class Ask(Call):
+class Ask(ShardCall):
     """A request that callers share."""
 
     def __init__(self, shard: int, now: float, deadline: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from duemq.errors import Closed, DuemqError, Internal, Timeout, TimerExists, Unavailable
 from duemq.producing.batch import Batch
 from duemq.producing.handle import text_of
-from duemq.producing.keyed.lanes import Call
+from duemq.producing.keyed.lanes import ShardCall
 from duemq.producing.outbox import Target
 from duemq.protocol.due import DELAYS_MS
 from duemq.tracing import sends
@@ -93,7 +93,7 @@ class KeyedBatch(Batch):
         return text_of(self.results[index].handle)
 
 
-class ScheduleCall(Call):
+class ScheduleCall(ShardCall):
     """The request that a batch travels in."""
 
     method = "Schedule"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, TopicNotFound, Unavailable
-from duemq.producing.keyed.lanes import C, Call, Lanes
+from duemq.producing.keyed.lanes import C, Lanes, ShardCall
 from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
@@ -76,12 +76,12 @@ class TimerCalls:
             self._tasks.add(task)
             task.add_done_callback(partial(self._ended, call))
 
-    def _ended(self, call: Call, task: asyncio.Task[None]) -> None:
+    def _ended(self, call: ShardCall, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not call.done:  # a task that ends before its first step does nothing
             _give_up(call)
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: ShardCall) -> None:
         asked = False
         try:
             if call.deadline <= time.monotonic():  # others were in front of it
@@ -147,7 +147,7 @@ class TimerCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _give_up(call: Call) -> None:
+def _give_up(call: ShardCall) -> None:
     call.failed(Closed("the client was closed before it was sent"), asked=False)
     call.done = True
 

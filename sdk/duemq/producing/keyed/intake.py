@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from duemq.protocol.route import Queue
 
 
-class Owner(Protocol):
+class BatchOwner(Protocol):
     """Whose messages they are."""
 
     async def open_target(self, topic: str, timeout_s: float) -> Target:
@@ -39,7 +39,9 @@ class Owner(Protocol):
 class KeyedIntake:
     """One producer's."""
 
-    def __init__(self, outbox: Outbox, calls: TimerCalls, owner: Owner, timeout_s: float) -> None:
+    def __init__(
+        self, outbox: Outbox, calls: TimerCalls, owner: BatchOwner, timeout_s: float
+    ) -> None:
         """`timeout_s`: from here to the shard's answer."""
         self._outbox = outbox
         self._calls = calls

@@ -27,7 +27,7 @@ AGE_S_MAX = 1.0
 LOOK_AHEAD = 64
 
 
-class Call(ABC):
+class ShardCall(ABC):
     """A request to a shard.  It gathers what callers ask for until it is sent."""
 
     method: ClassVar[str]
@@ -69,16 +69,16 @@ class Call(ABC):
         """Tells who waits.  `asked`: it was sent, and may have been heard."""
 
 
-C = TypeVar("C", bound=Call)
+C = TypeVar("C", bound=ShardCall)
 
 
 class Lanes:
     """The requests to all shards."""
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[int, list[Call]] = defaultdict(list)
-        self._in_flight: defaultdict[int, list[Call]] = defaultdict(list)
-        self._growing: dict[Hashable, Call] = {}
+        self._waiting: defaultdict[int, list[ShardCall]] = defaultdict(list)
+        self._in_flight: defaultdict[int, list[ShardCall]] = defaultdict(list)
+        self._growing: dict[Hashable, ShardCall] = {}
         self._waiting_for: dict[Hashable, int] = {}  # timer → requests that wait and are about it
 
     def gather(
@@ -101,11 +101,11 @@ class Lanes:
         self._waiting_for[timer] = self._waiting_for.get(timer, 0) + 1
         return call, begun
 
-    def take(self) -> list[Call]:
+    def take(self) -> list[ShardCall]:
         """Those that can be sent now: they gather nothing more."""
         return [call for shard in list(self._waiting) for call in self._take(shard)]
 
-    def _take(self, shard: int) -> list[Call]:
+    def _take(self, shard: int) -> list[ShardCall]:
         waiting, in_flight = self._waiting[shard], self._in_flight[shard]
         if not waiting or len(in_flight) >= IN_FLIGHT:
             return []
@@ -122,7 +122,7 @@ class Lanes:
         self._waiting[shard] = [call for call in waiting if call not in in_flight]
         return taken
 
-    def _seal(self, call: Call) -> None:
+    def _seal(self, call: ShardCall) -> None:
         if self._growing.get(call.way) is call:
             del self._growing[call.way]
         for timer in call.timers:
@@ -130,16 +130,16 @@ class Lanes:
             if left:
                 self._waiting_for[timer] = left
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: ShardCall) -> None:
         """One that was taken is answered, or given up."""
         self._in_flight[call.shard].remove(call)
 
-    def open(self) -> list[Call]:
+    def open(self) -> list[ShardCall]:
         """All that are not ended."""
         lanes = (*self._in_flight.values(), *self._waiting.values())
         return [call for lane in lanes for call in lane]
 
-    def give_up(self) -> list[Call]:
+    def give_up(self) -> list[ShardCall]:
         """Those that wait, which are ended by that."""
         given_up = [call for waiting in self._waiting.values() for call in waiting]
         self._waiting.clear()

@@ -15,7 +15,7 @@ from duemq.producing.batch import Batch
 from duemq.producing.pumping.sequence_lane import SequenceLane
 
 
-class Stored(Protocol):
+class BatchStored(Protocol):
     """Where a batch was stored (message of the protocol: BatchResult)."""
 
     @property
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     broker: str
     """As it calls itself; empty: as it is known."""
     store_id: int
-    results: Sequence[Stored | DuemqError]
+    results: Sequence[BatchStored | DuemqError]
     """One for each batch."""
 
 
@@ -68,7 +68,9 @@ class Frame:
         """The last batch's number: that of merged requests (see `batch_encoding`)."""
         return self.batches[-1].number
 
-    def judged(self, results: Sequence[Stored | DuemqError]) -> Sequence[Stored | DuemqError]:
+    def judged(
+        self, results: Sequence[BatchStored | DuemqError]
+    ) -> Sequence[BatchStored | DuemqError]:
         """What its batches' answers say.
 
         The first attempt of one finds no other of its numbers, unless they were somebody else's: of

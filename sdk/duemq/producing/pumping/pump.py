@@ -26,7 +26,7 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping import sequence_lane as lanes
 from duemq.producing.pumping.backlog import Backlog
 from duemq.producing.pumping.broker_health import Health, Patience, Waits
-from duemq.producing.pumping.in_flight import Answer, Frame, InFlight, Stored
+from duemq.producing.pumping.in_flight import Answer, BatchStored, Frame, InFlight
 from duemq.producing.pumping.sequence_lane import SequenceLane
 from duemq.protocol.route import RouteCache
 from duemq.settings import ProducerSettings
@@ -39,7 +39,7 @@ HOLD_MS = 2.0
 NEVER = float("inf")
 
 
-class Step:
+class PumpStep:
     """What is to be done, in this order."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Pump:
         self._in_flight: dict[str, InFlight] = {}
         self._finding: dict[str, Target] = {}
         self._hold_until_ms: float | None = None
-        self._step = Step()
+        self._step = PumpStep()
 
     # ── topics ───────────────────────────────────────────────────────────────────────
 
@@ -142,7 +142,7 @@ class Pump:
 
     # ── what is done ─────────────────────────────────────────────────────────────────
 
-    def run(self, now_ms: float) -> Step:
+    def run(self, now_ms: float) -> PumpStep:
         """Fills the brokers that have room, gives up what is too late."""
         self._take_in(now_ms)
         self._expire(now_ms)
@@ -154,7 +154,7 @@ class Pump:
             self._hold_until_ms = None
         if self._backlog:
             self._fill(now_ms, hold_over=hold_over)
-        step, self._step = self._step, Step()
+        step, self._step = self._step, PumpStep()
         step.next_ms = self._next_ms(now_ms)
         return step
 
@@ -273,7 +273,9 @@ class Pump:
         if unknown:
             in_flight.keep(Frame(unknown, list(map(self._backlog.lane_of, unknown)), repeated=True))
 
-    def _stored(self, lane: SequenceLane, batch: Batch, answer: Answer, result: Stored) -> None:
+    def _stored(
+        self, lane: SequenceLane, batch: Batch, answer: Answer, result: BatchStored
+    ) -> None:
         batch.in_flight = False
         lane.stored(batch)
         self._backlog.keep_turn(lane)
@@ -342,7 +344,7 @@ class Pump:
         """All that was accepted and is not done, as of the last `run`."""
         return [batch for batch in (*self.early, *self.open) if not batch.done]
 
-    def close(self, now_ms: float) -> Step:
+    def close(self, now_ms: float) -> PumpStep:
         """What is not done fails with Closed."""
         self._take_in(now_ms)
         for batch in self.unanswered():
@@ -350,7 +352,7 @@ class Pump:
             self._fail(batch, Closed(f"the producer was closed before the answer; {outcome}"))
         self.early.clear()
         self.open.clear()
-        step, self._step = self._step, Step()
+        step, self._step = self._step, PumpStep()
         return step
 
     def _expire(self, now_ms: float) -> None:

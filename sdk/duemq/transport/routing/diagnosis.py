@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:/]+):(?P<port>\d+)\Z")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What is at an address."""
 
     text: str
@@ -40,13 +40,13 @@ class Finding:
     """Something else serves there, or in another way: to wait is useless."""
 
 
-async def diagnose(address: str, tls: Tls | None = None) -> Finding:
+async def diagnose(address: str, tls: Tls | None = None) -> Diagnosis:
     """Looks what is at `host:port`, in about 3 * QUESTION_TIMEOUT_S at the longest."""
     found = await _listening(address)
     return found if found is not None else await _service(address, tls)
 
 
-async def _listening(address: str) -> Finding | None:
+async def _listening(address: str) -> Diagnosis | None:
     """None: something takes connections there, or only gRPC can resolve the name."""
     parts = _ADDRESS.match(address)
     if parts is None:
@@ -55,51 +55,53 @@ async def _listening(address: str) -> Finding | None:
         async with asyncio.timeout(QUESTION_TIMEOUT_S):
             _, writer = await asyncio.open_connection(parts["host"].strip("[]"), int(parts["port"]))
     except ConnectionRefusedError:
-        return Finding(f"connection refused at {address}: {START_ONE}")
+        return Diagnosis(f"connection refused at {address}: {START_ONE}")
     except (socket.gaierror, UnicodeError):  # or no name that a host can have
-        return Finding(f"no host of that name at {address}: check the name, or the network")
+        return Diagnosis(f"no host of that name at {address}: check the name, or the network")
     except TimeoutError:
-        return Finding(f"no connection to {address}: host down, or a firewall in between")
+        return Diagnosis(f"no connection to {address}: host down, or a firewall in between")
     except OSError as error:
-        return Finding(f"no connection to {address}: {error.strerror or error}")
+        return Diagnosis(f"no connection to {address}: {error.strerror or error}")
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
     return None
 
 
-async def _service(address: str, tls: Tls | None) -> Finding:
+async def _service(address: str, tls: Tls | None) -> Diagnosis:
     async with channel.connect(address, tls) as connection:
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 if await _serves(connection, _NAMESERVER):
-                    return Finding(f"nameserver {address} is not ready yet, or too slow")
+                    return Diagnosis(f"nameserver {address} is not ready yet, or too slow")
                 for service, role in _SERVICES.items():
                     if await _serves(connection, service):
-                        return Finding(
+                        return Diagnosis(
                             f"{address} is {role}, not a nameserver: give the nameserver's address"
                             " (its port is 9876 unless it was set otherwise)",
                             mistaken=True,
                         )
         except (TimeoutError, DuemqError) as error:
             return await _not_understood(address, tls, error)
-    return Finding(f"{address} is a gRPC server, but no nameserver of DueMQ", mistaken=True)
+    return Diagnosis(f"{address} is a gRPC server, but no nameserver of DueMQ", mistaken=True)
 
 
-async def _not_understood(address: str, tls: Tls | None, error: Exception) -> Finding:
+async def _not_understood(address: str, tls: Tls | None, error: Exception) -> Diagnosis:
     speaks_tls = await _speaks_tls(address)
     if tls is None and speaks_tls:
-        return Finding(
+        return Diagnosis(
             f"{address} speaks TLS: name the authority of its certificate (tls_ca, DUEMQ_TLS_CA)",
             mistaken=True,
         )
     if tls is not None and not speaks_tls:
-        return Finding(f"{address} takes connections but does not speak TLS: is the port right?")
+        return Diagnosis(f"{address} takes connections but does not speak TLS: is the port right?")
     if tls is not None:
-        return Finding(f"{address} speaks TLS, but no connection came of it: {error}")
+        return Diagnosis(f"{address} speaks TLS, but no connection came of it: {error}")
     proxy = proxy_variable()
     hint = f" (gRPC asks the proxy in {proxy}, but for addresses in no_proxy)" if proxy else ""
-    return Finding(f"{address} takes connections but does not speak gRPC: is the port right?{hint}")
+    return Diagnosis(
+        f"{address} takes connections but does not speak gRPC: is the port right?{hint}"
+    )
 
 
 async def _speaks_tls(address: str) -> bool:

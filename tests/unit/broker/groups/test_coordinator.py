@@ -20,9 +20,9 @@ from duemq_server.broker.groups.subscriptions import TopicFilter
 from duemq_server.broker.store.offsets import (
     CLOCK_MS_MIN,
     GENERATION_MARKS,
+    GroupOffset,
     GroupQueue,
     Offsets,
-    Progress,
     newest_generation,
 )
 from tests.unit.broker.groups.coordinating import (
@@ -332,7 +332,7 @@ def test_a_group_that_lives_on_where_its_offsets_were_deleted_gets_its_queues_ba
     back = hello("m1", generation=int(refused.value.limit))
     again = only(coordinator.join(back, T0 + 1))
     assert again.queues == queues(0)
-    assert offsets.acquire(key, again.generation, 7, 0, 100) == Progress(7, again.generation)
+    assert offsets.acquire(key, again.generation, 7, 0, 100) == GroupOffset(7, again.generation)
 
 
 def test_sticky_gives_a_queue_back_to_who_was_fenced_out_of_it() -> None:

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from duemq_server.broker.groups.progress import Activity, QueueState
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 
 KEY = GroupQueue("billing", "orders", 0)
 
@@ -21,7 +21,7 @@ def state(
     offset: int, *, settled: tuple[int, ...] = (), pulled: int = 0, low: int = 0
 ) -> QueueState:
     queue = FakeQueue(min_offset=low, max_offset=100)
-    return QueueState(queue, Progress(offset, 1), settled, pulled)  # type: ignore[arg-type]
+    return QueueState(queue, GroupOffset(offset, 1), settled, pulled)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from duemq.protocol.limits import SERVICE_IDS_FROM
 from duemq.protocol.names import TIMER_TOPIC
 from duemq.protocol.retry_policy import RetryPolicy
 from duemq_server.broker.groups.progress import retries_waiting
-from duemq_server.broker.groups.send_back import Failure, Outcome, SendBacks, SentBack
+from duemq_server.broker.groups.send_back import FailedMessage, Outcome, SendBacks, SentBack
 from duemq_server.broker.reading import reader
 from duemq_server.broker.reading.reader import StoredRecord
 from duemq_server.broker.records import retry_record
@@ -30,7 +30,7 @@ from duemq_server.broker.records.retry_record import MessagePlace, Story
 from duemq_server.broker.store import offsets, recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage import frame
@@ -52,7 +52,7 @@ def filled(disk: FaultyDisk, settings: StoreSettings = STORE_SETTINGS) -> Store:
     return store
 
 
-def sent_back(store: Store, *failures: Failure, now_ms: int = NOW_MS) -> list[Outcome]:
+def sent_back(store: Store, *failures: FailedMessage, now_ms: int = NOW_MS) -> list[Outcome]:
     """As the service does it."""
     core = SendBacks(store, "b1")
     places = []
@@ -109,7 +109,10 @@ def errors_of(outcomes: list[Outcome]) -> list[type]:
 def test_messages_of_one_request_lie_in_one_frame_and_are_settled() -> None:
     store = filled(FaultyDisk())
     outcomes = sent_back(
-        store, Failure(KEY, 3, error="boom"), Failure(KEY, 5, delay_ms=7), Failure(KEY, 4)
+        store,
+        FailedMessage(KEY, 3, error="boom"),
+        FailedMessage(KEY, 5, delay_ms=7),
+        FailedMessage(KEY, 4),
     )
     dues = [NOW_MS + 10_000, NOW_MS + 7, NOW_MS + 10_000]
     assert outcomes == [SentBack(due_ms=due) for due in dues]
@@ -134,15 +137,17 @@ def test_the_retry_topic_is_there_before_the_first_retry_and_without_auto_create
     settle(store)
     reported: list[bool] = []
     store.on_report = lambda: reported.append(RETRY in store.topics)
-    assert sent_back(store, Failure(KEY, 0)) == [SentBack(due_ms=NOW_MS + 10_000)]
+    assert sent_back(store, FailedMessage(KEY, 0)) == [SentBack(due_ms=NOW_MS + 10_000)]
     assert reported == [True]
-    assert sent_back(store, Failure(KEY, 0, dead_letter=True)) == [SentBack(duplicate=True)]
+    assert sent_back(store, FailedMessage(KEY, 0, dead_letter=True)) == [SentBack(duplicate=True)]
     assert DEAD not in store.topics
 
 
 def test_a_dead_letter_waits_for_nothing() -> None:
     store = filled(FaultyDisk())
-    outcomes = sent_back(store, Failure(KEY, 0, dead_letter=True), Failure(KEY, 1, deliveries=17))
+    outcomes = sent_back(
+        store, FailedMessage(KEY, 0, dead_letter=True), FailedMessage(KEY, 1, deliveries=17)
+    )
     assert outcomes == [SentBack(dead_letter=True)] * 2
     [stored] = frames(store, DEAD)
     assert (stored.send_back, stored.timed, stored.count) == (True, False, 2)
@@ -156,7 +161,9 @@ def test_seventeen_deliveries_then_a_dead_letter() -> None:
     store = filled(FaultyDisk())
     key, offset, now_ms = KEY, 0, NOW_MS
     for delivered in range(1, 20):
-        [outcome] = sent_back(store, Failure(key, offset, error=f"no {delivered}"), now_ms=now_ms)
+        [outcome] = sent_back(
+            store, FailedMessage(key, offset, error=f"no {delivered}"), now_ms=now_ms
+        )
         assert isinstance(outcome, SentBack)
         if outcome.dead_letter:
             break
@@ -181,25 +188,27 @@ def test_seventeen_deliveries_then_a_dead_letter() -> None:
 def test_a_consumer_that_miscounts_gets_no_more_deliveries() -> None:
     store = filled(FaultyDisk())
     group_changes.put(store, GroupConfig(GROUP, RetryPolicy(1, (0,))))
-    assert sent_back(store, Failure(KEY, 0, deliveries=1)) == [SentBack(due_ms=NOW_MS)]
+    assert sent_back(store, FailedMessage(KEY, 0, deliveries=1)) == [SentBack(due_ms=NOW_MS)]
     fired(store)
-    again = Failure(GroupQueue(GROUP, RETRY, 0), 0, deliveries=1)
+    again = FailedMessage(GroupQueue(GROUP, RETRY, 0), 0, deliveries=1)
     assert sent_back(store, again) == [SentBack(dead_letter=True)]
 
 
 def test_a_group_without_retries_has_dead_letters_at_once() -> None:
     store = filled(FaultyDisk())
     group_changes.put(store, GroupConfig(GROUP, RetryPolicy(0)))
-    assert sent_back(store, Failure(KEY, 0, delay_ms=5)) == [SentBack(dead_letter=True)]
+    assert sent_back(store, FailedMessage(KEY, 0, delay_ms=5)) == [SentBack(dead_letter=True)]
 
 
 def test_the_story_of_another_group_is_not_continued() -> None:
     """A group that consumes another's dead letters begins anew."""
     store = filled(FaultyDisk())
-    sent_back(store, Failure(KEY, 0, dead_letter=True, deliveries=9))
+    sent_back(store, FailedMessage(KEY, 0, dead_letter=True, deliveries=9))
     key = GroupQueue("repair", DEAD, 0)
     records = reader.read_each(store.log, [(store.queue(DEAD, 0), 0)], 1 << 20)
-    [outcome], _ = SendBacks(store, "b1").store("repair", [Failure(key, 0)], records, NOW_MS + 5)
+    [outcome], _ = SendBacks(store, "b1").store(
+        "repair", [FailedMessage(key, 0)], records, NOW_MS + 5
+    )
     assert outcome == SentBack(due_ms=NOW_MS + 5 + 10_000)
     settle(store)
     [timed] = frames(store, TIMER_TOPIC)
@@ -212,21 +221,21 @@ def test_the_story_of_another_group_is_not_continued() -> None:
 
 def test_what_never_was_is_no_duplicate() -> None:
     store = filled(FaultyDisk())
-    offset_changes.put(store, GROUP, [(KEY, Progress(2, 0))])
-    assert errors_of(sent_back(store, Failure(KEY, -1))) == [OffsetOutOfRange]
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(2, 0))])
+    assert errors_of(sent_back(store, FailedMessage(KEY, -1))) == [OffsetOutOfRange]
 
 
 def test_what_the_group_is_done_with_is_a_duplicate_and_costs_no_log() -> None:
     store = filled(FaultyDisk())
-    offset_changes.put(store, GROUP, [(KEY, Progress(2, 7))])
-    sent_back(store, Failure(KEY, 5, generation=7))
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(2, 7))])
+    sent_back(store, FailedMessage(KEY, 5, generation=7))
     end = store.log.end_position
     outcomes = sent_back(
         store,
-        Failure(KEY, 5, generation=7),
-        Failure(KEY, 5, generation=7, dead_letter=True),
-        Failure(KEY, 1, generation=7),
-        Failure(KEY, 0),
+        FailedMessage(KEY, 5, generation=7),
+        FailedMessage(KEY, 5, generation=7, dead_letter=True),
+        FailedMessage(KEY, 1, generation=7),
+        FailedMessage(KEY, 0),
     )
     assert outcomes == [SentBack(duplicate=True)] * 4
     assert store.log.end_position == end
@@ -235,7 +244,7 @@ def test_what_the_group_is_done_with_is_a_duplicate_and_costs_no_log() -> None:
 
 def test_a_message_that_is_twice_in_a_request_is_stored_once() -> None:
     store = filled(FaultyDisk())
-    outcomes = sent_back(store, Failure(KEY, 5), Failure(KEY, 5, dead_letter=True))
+    outcomes = sent_back(store, FailedMessage(KEY, 5), FailedMessage(KEY, 5, dead_letter=True))
     assert outcomes == [SentBack(due_ms=NOW_MS + 10_000), SentBack(duplicate=True)]
     assert [each.count for each in frames(store, TIMER_TOPIC)] == [1]
 
@@ -243,7 +252,7 @@ def test_a_message_that_is_twice_in_a_request_is_stored_once() -> None:
 def test_a_repeat_while_the_record_was_read_is_found_at_the_append() -> None:
     store = filled(FaultyDisk())
     core = SendBacks(store, "b1")
-    failure = Failure(KEY, 5)
+    failure = FailedMessage(KEY, 5)
     queue = core.check(failure)
     assert queue is not None
     assert core.check(failure) is queue  # both are read now
@@ -257,25 +266,25 @@ def test_a_repeat_while_the_record_was_read_is_found_at_the_append() -> None:
 
 def test_a_message_cannot_be_sent_back_by_who_lost_the_queue() -> None:
     store = filled(FaultyDisk())
-    offset_changes.put(store, GROUP, [(KEY, Progress(0, 7))])
-    [outcome] = sent_back(store, Failure(KEY, 5, generation=6))
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(0, 7))])
+    [outcome] = sent_back(store, FailedMessage(KEY, 5, generation=6))
     assert isinstance(outcome, FencedMember)
     assert outcome.limit == "7"
-    assert errors_of(sent_back(store, Failure(KEY, 5, generation=7))) == [SentBack]
+    assert errors_of(sent_back(store, FailedMessage(KEY, 5, generation=7))) == [SentBack]
 
 
 def test_each_illegal_message_has_its_own_error_and_the_others_are_stored() -> None:
     store = filled(FaultyDisk())
     outcomes = sent_back(
         store,
-        Failure(KEY, 10),
-        Failure(KEY, -1),
-        Failure(KEY._replace(queue_id=2), 0),
-        Failure(KEY._replace(topic="nowhere"), 0),
-        Failure(KEY, 0, delay_ms=-1),
-        Failure(KEY, 0, deliveries=-1),
-        Failure(KEY, 0, generation=-1),
-        Failure(KEY, 9),
+        FailedMessage(KEY, 10),
+        FailedMessage(KEY, -1),
+        FailedMessage(KEY._replace(queue_id=2), 0),
+        FailedMessage(KEY._replace(topic="nowhere"), 0),
+        FailedMessage(KEY, 0, delay_ms=-1),
+        FailedMessage(KEY, 0, deliveries=-1),
+        FailedMessage(KEY, 0, generation=-1),
+        FailedMessage(KEY, 9),
     )
     assert errors_of(outcomes) == [
         OffsetOutOfRange,
@@ -296,7 +305,7 @@ def test_a_record_that_cannot_be_read_or_is_none_is_its_own_error() -> None:
     good = reader.read_each(store.log, [(store.queue("orders", 0), 2)], 1 << 20)
     outcomes, _ = core.store(
         GROUP,
-        [Failure(KEY, 0), Failure(KEY, 1), Failure(KEY, 2)],
+        [FailedMessage(KEY, 0), FailedMessage(KEY, 1), FailedMessage(KEY, 2)],
         [Corrupt("bad block"), StoredRecord(memoryview(b"\x0a\x02\x08"), 0, 0), *good],
         NOW_MS,
     )
@@ -307,27 +316,27 @@ def test_a_record_that_cannot_be_read_or_is_none_is_its_own_error() -> None:
 def test_a_full_disk_settles_nothing() -> None:
     store = filled(FaultyDisk())
     store.read_only = True
-    outcomes = sent_back(store, Failure(KEY, 0), Failure(KEY, 1, dead_letter=True))
+    outcomes = sent_back(store, FailedMessage(KEY, 0), FailedMessage(KEY, 1, dead_letter=True))
     assert errors_of(outcomes) == [ReadOnly, ReadOnly]
     assert not store.offsets.settled(KEY)
     assert RETRY not in store.topics
     store.read_only = False
-    assert errors_of(sent_back(store, Failure(KEY, 0))) == [SentBack]
+    assert errors_of(sent_back(store, FailedMessage(KEY, 0))) == [SentBack]
 
 
 def test_the_number_of_settled_offsets_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, "SETTLED_QUEUE_MAX", 3)
     store = filled(FaultyDisk())
-    sent_back(store, Failure(KEY, 9))
-    outcomes = sent_back(store, *(Failure(KEY, offset) for offset in range(5)))
+    sent_back(store, FailedMessage(KEY, 9))
+    outcomes = sent_back(store, *(FailedMessage(KEY, offset) for offset in range(5)))
     assert errors_of(outcomes) == [SentBack, SentBack, Overloaded, Overloaded, Overloaded]
-    offset_changes.put(store, GROUP, [(KEY, Progress(2, 0))])
-    assert errors_of(sent_back(store, Failure(KEY, 2))) == [SentBack]
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(2, 0))])
+    assert errors_of(sent_back(store, FailedMessage(KEY, 2))) == [SentBack]
 
 
 def test_an_error_text_is_cut() -> None:
     store = filled(FaultyDisk())
-    sent_back(store, Failure(KEY, 0, error="€" * 5_000))
+    sent_back(store, FailedMessage(KEY, 0, error="€" * 5_000))
     [timed] = frames(store, TIMER_TOPIC)
     _, story = retry_record.read(retry_record.content(entries(timed)[0]))
     assert story is not None
@@ -345,7 +354,7 @@ def test_a_message_at_its_limits_is_retried_whatever_they_are_later() -> None:
     sent.records, sent.sizes = made, struct.pack("<I", len(made))
     store.send(sent, NOW_MS)
     settle(store)
-    sent_back(store, Failure(KEY, 0, delay_ms=0, error="x" * 1_024))
+    sent_back(store, FailedMessage(KEY, 0, delay_ms=0, error="x" * 1_024))
     smaller = StoreSettings(default_queues=2, limits=BatchLimits(100, 100, 1))
     for each in (store, opened(disk, smaller)):
         fired(each)
@@ -353,7 +362,7 @@ def test_a_message_at_its_limits_is_retried_whatever_they_are_later() -> None:
         assert queue.max_offset == 1
         # and again from there
         key = GroupQueue(GROUP, RETRY, 0)
-        assert errors_of(sent_back(each, Failure(key, 0, dead_letter=True))) == [SentBack]
+        assert errors_of(sent_back(each, FailedMessage(key, 0, dead_letter=True))) == [SentBack]
 
 
 def test_only_services_write_to_retry_topics() -> None:
@@ -371,7 +380,7 @@ def test_groups_are_spread_over_the_timer_queues() -> None:
         group = f"g{number}"
         key = GroupQueue(group, "orders", 0)
         records = reader.read_each(store.log, [(store.queue("orders", 0), 0)], 1 << 20)
-        core.store(group, [Failure(key, 0, delay_ms=number % 2 * 3_600_000)], records, NOW_MS)
+        core.store(group, [FailedMessage(key, 0, delay_ms=number % 2 * 3_600_000)], records, NOW_MS)
     assert all(queue.next_offset for queue in store.queues_of(TIMER_TOPIC))
 
 
@@ -379,17 +388,20 @@ def test_it_is_all_known_again_after_a_start() -> None:
     disk = FaultyDisk()
     store = filled(disk)
     group_changes.put(store, GroupConfig(GROUP, RetryPolicy(3)))
-    sent_back(store, Failure(KEY, 1), Failure(KEY, 3))
+    sent_back(store, FailedMessage(KEY, 1), FailedMessage(KEY, 3))
     save(store, disk)
-    sent_back(store, Failure(KEY, 5), Failure(KEY, 7, dead_letter=True))
-    offset_changes.put(store, GROUP, [(KEY, Progress(2, 4))])
+    sent_back(store, FailedMessage(KEY, 5), FailedMessage(KEY, 7, dead_letter=True))
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(2, 4))])
     settle(store)
     for _ in range(2):
         again = opened(disk)
         assert list(again.offsets.settled(KEY)) == [3, 5, 7]
         assert retries_waiting(again, GROUP) == 3
         assert again.groups.effective(GROUP).retry.retries_max == 3
-        assert sent_back(again, Failure(KEY, 3), Failure(KEY, 7)) == [SentBack(duplicate=True)] * 2
+        assert (
+            sent_back(again, FailedMessage(KEY, 3), FailedMessage(KEY, 7))
+            == [SentBack(duplicate=True)] * 2
+        )
         disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")  # and from the whole log
         save(again, disk)
 
@@ -397,8 +409,8 @@ def test_it_is_all_known_again_after_a_start() -> None:
 def test_lost_consume_queues_do_not_count_retries_twice() -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    sent_back(store, Failure(KEY, 1), Failure(KEY, 3))
-    offset_changes.put(store, GROUP, [(KEY, Progress(2, 4))])
+    sent_back(store, FailedMessage(KEY, 1), FailedMessage(KEY, 3))
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(2, 4))])
     save(store, disk)
     for path in list(disk.paths):
         if "consumequeue" in path:
@@ -411,22 +423,22 @@ def test_lost_consume_queues_do_not_count_retries_twice() -> None:
 def test_a_reset_delivers_again_what_was_settled() -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    offset_changes.put(store, GROUP, [(KEY, Progress(6, 4))])
-    sent_back(store, Failure(KEY, 8))
+    offset_changes.put(store, GROUP, [(KEY, GroupOffset(6, 4))])
+    sent_back(store, FailedMessage(KEY, 8))
     offset_changes.reset(store, GROUP, [(KEY, 2)])
     settle(store)
     for each in (store, opened(disk)):
-        assert each.offsets.find(KEY) == Progress(2, 5)
+        assert each.offsets.find(KEY) == GroupOffset(2, 5)
         assert not each.offsets.settled(KEY)
         with pytest.raises(FencedMember):
             each.offsets.check_fence(KEY, 4)
-    assert errors_of(sent_back(store, Failure(KEY, 8))) == [SentBack]
+    assert errors_of(sent_back(store, FailedMessage(KEY, 8))) == [SentBack]
 
 
 def test_a_deleted_topic_has_nothing_settled() -> None:
     disk = FaultyDisk()
     store = filled(disk)
-    sent_back(store, Failure(KEY, 8))
+    sent_back(store, FailedMessage(KEY, 8))
     store.delete_topic("orders")
     store.send(batch([b"new"] * 10), NOW_MS)
     settle(store)
@@ -439,7 +451,7 @@ def test_a_deleted_group_is_forgotten_and_its_dead_letters_stay() -> None:
     disk = FaultyDisk()
     store = filled(disk)
     group_changes.put(store, GroupConfig(GROUP, RetryPolicy(3)))
-    sent_back(store, Failure(KEY, 1), Failure(KEY, 2, dead_letter=True))
+    sent_back(store, FailedMessage(KEY, 1), FailedMessage(KEY, 2, dead_letter=True))
     save(store, disk)
     group_changes.delete(store, GROUP)
     settle(store)
@@ -452,5 +464,5 @@ def test_a_deleted_group_is_forgotten_and_its_dead_letters_stay() -> None:
         assert DEAD in each.topics
         assert retries_waiting(each, GROUP) == 0
     # A new life.
-    assert errors_of(sent_back(store, Failure(KEY, 1))) == [SentBack]
+    assert errors_of(sent_back(store, FailedMessage(KEY, 1))) == [SentBack]
     assert retries_waiting(opened(disk), GROUP) == 1

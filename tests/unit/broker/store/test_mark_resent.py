@@ -5,7 +5,7 @@ import pytest
 from duemq.errors import OffsetOutOfRange, QueueNotFound, TopicNotFound
 from duemq.protocol.names import RESENT_GROUP, dead_letter_topic
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from tests.crash.faulty_disk import FaultyDisk
 from tests.unit.broker.batches import batch
@@ -51,10 +51,10 @@ def test_marks_that_follow_one_another_are_one_offset() -> None:
     store = filled(FaultyDisk())
     offset_changes.mark_resent(store, GROUP, 0, [1, 2, 4])
     offset_changes.mark_resent(store, GROUP, 0, [0])
-    assert store.offsets.find(KEY) == Progress(3, 0)
+    assert store.offsets.find(KEY) == GroupOffset(3, 0)
     assert list(store.offsets.settled(KEY)) == [4]
     offset_changes.mark_resent(store, GROUP, 0, [3, 5])
-    assert store.offsets.find(KEY) == Progress(6, 0)
+    assert store.offsets.find(KEY) == GroupOffset(6, 0)
     assert list(store.offsets.settled(KEY)) == []
 
 

@@ -12,7 +12,7 @@ from duemq_server.broker.store.producers import (
     WINDOW_BATCHES,
     LaneKey,
     Producers,
-    Stored,
+    StoredPlace,
     check_identity,
 )
 
@@ -20,8 +20,8 @@ KEY = LaneKey(7, "orders", 0, False)
 IDLE_MS = 1_000
 
 
-def stored(number: int, store_ms: int = 0) -> Stored:
-    return Stored(
+def stored(number: int, store_ms: int = 0) -> StoredPlace:
+    return StoredPlace(
         position=100 * number, base_offset=number, store_ms=store_ms, queue_id=0, records=1
     )
 

@@ -13,7 +13,7 @@ from duemq.errors import (
 from duemq.protocol.names import PURGED_GROUP, TIMER_TOPIC, check_group
 from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import offset_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.indexes.index import FixedIndex
 from tests.crash.faulty_disk import FaultyDisk
@@ -133,7 +133,7 @@ def test_nobody_else_writes_or_sees_what_purges_are_kept_in() -> None:
     store = filled(FaultyDisk())
     offset_changes.purge(store, "orders", {0: 2})
     assert store.offsets.groups() == []
-    assert store.offsets.find(GroupQueue(PURGED_GROUP, "orders", 0)) == Progress(2, 0)
+    assert store.offsets.find(GroupQueue(PURGED_GROUP, "orders", 0)) == GroupOffset(2, 0)
     with pytest.raises(InvalidArgument):
         check_group(PURGED_GROUP)
 

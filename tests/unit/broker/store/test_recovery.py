@@ -13,7 +13,7 @@ from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.timer_claims import Service
 from duemq_server.broker.store import recovery, retention
 from duemq_server.broker.store.changes import offset_changes, timer_queue_changes
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.recovery import REBUILDING, UNSYNCED, Marker
 from duemq_server.broker.store.store import Store
 from duemq_server.storage.disk import RealDisk, RealFile
@@ -112,7 +112,7 @@ def test_a_quiet_queue_is_there_where_a_group_has_an_offset_in_it() -> None:
     store.create_topic("orders", queues)
     send(store)
     last = GroupQueue("billing", "orders", queues - 1)
-    offset_changes.put(store, "billing", [(last, Progress(0, 3))])
+    offset_changes.put(store, "billing", [(last, GroupOffset(0, 3))])
     send(store)
     save(store, store.freeze()(), disk)
     begin = store.log.segments[1].start
@@ -121,7 +121,7 @@ def test_a_quiet_queue_is_there_where_a_group_has_an_offset_in_it() -> None:
     disk = disk.after_kill()
     disk.unlink(f"{DATA}/{recovery.CHECKPOINT}")
     again = opened(disk)
-    assert again.offsets.find(last) == Progress(0, 3)
+    assert again.offsets.find(last) == GroupOffset(0, 3)
     assert again.queue("orders", queues - 1).max_offset == 0
     assert again.topics.find("orders").queues == queues
 

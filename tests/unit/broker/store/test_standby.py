@@ -14,7 +14,7 @@ from duemq_server.broker.store import checkpoint_state, recovery
 from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.checkpoint_state import CheckpointState
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.standby import INSTALLING, Standby
 from duemq_server.replication.protocol.follower import StreamBroken
 from duemq_server.replication.running.state import ReplicaState
@@ -242,7 +242,7 @@ def snapshot_to_install() -> Leader:
     leader.store.send(batch([b"once"], producer_id=8), NOW_MS)
     send(leader, topic="old", count=3)
     leader.store.delete_topic("old")
-    offset_changes.put(leader.store, "g", [(KEY, Progress(3, 5))])
+    offset_changes.put(leader.store, "g", [(KEY, GroupOffset(3, 5))])
     group_changes.put(leader.store, GroupConfig("g"))
     group_changes.put_membership(leader.store, "g", KEPT)
     group_changes.put_membership(leader.store, "gone", KEPT)
@@ -467,7 +467,7 @@ def test_what_is_no_snapshot_changes_nothing() -> None:
 def test_a_lost_end_is_told_and_comes_again() -> None:
     leader = Leader()
     send(leader)
-    offset_changes.put(leader.store, "g", [(KEY, Progress(3, 5))])
+    offset_changes.put(leader.store, "g", [(KEY, GroupOffset(3, 5))])
     leader.settle()
     disk = FaultyDisk()
     standby = follower(leader, disk)

@@ -34,7 +34,7 @@ from duemq_server.broker.store import checkpoint_state, journal, queues, recover
 from duemq_server.broker.store.changes import group_changes, offset_changes, timer_queue_changes
 from duemq_server.broker.store.checkpoint_state import ROWS_AT_ONCE
 from duemq_server.broker.store.group_configs import GroupConfig
-from duemq_server.broker.store.offsets import GroupQueue, Progress
+from duemq_server.broker.store.offsets import GroupOffset, GroupQueue
 from duemq_server.broker.store.producers import WINDOW_BATCHES
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
@@ -290,7 +290,7 @@ def test_a_topic_made_again_has_neither_records_nor_offsets_nor_lanes() -> None:
     store = opened(disk)
     key = GroupQueue("g", "orders", 0)
     store.send(batch([b"old"] * 3, producer_id=7), NOW_MS)
-    offset_changes.put(store, "g", [(key, Progress(2, 5))])
+    offset_changes.put(store, "g", [(key, GroupOffset(2, 5))])
     save(store, disk)
     store.delete_topic("orders")
     fresh = batch([b"new"], producer_id=7)
@@ -410,7 +410,7 @@ def test_what_makes_space_is_done_while_space_is_short(
     """Timers that nobody has taken over hold the log; so does what should go."""
     store = opened(FaultyDisk())
     store.send(batch([b"a", b"b"]), NOW_MS)
-    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(1, 0))])
+    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), GroupOffset(1, 0))])
     timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, now_ms=NOW_MS)
     settle(store)
     store.read_only = True
@@ -439,7 +439,7 @@ def test_the_timer_topic_keeps_its_queues() -> None:
 def test_a_commit_that_changes_nothing_costs_no_log() -> None:
     store = opened(FaultyDisk())
     store.send(batch([b"a"]), NOW_MS)
-    change = [(GroupQueue("g", "orders", 0), Progress(1, 5))]
+    change = [(GroupQueue("g", "orders", 0), GroupOffset(1, 5))]
     offset_changes.put(store, "g", change)
     end = store.log.end_position
     # It may still be on its way to the disk: the answer waits for that.
@@ -450,7 +450,7 @@ def test_a_commit_that_changes_nothing_costs_no_log() -> None:
 def test_lags_count_what_a_group_has_not_committed() -> None:
     store = opened(FaultyDisk())
     store.send(batch([b"a"] * 5), NOW_MS)
-    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), Progress(2, 1))])
+    offset_changes.put(store, "g", [(GroupQueue("g", "orders", 0), GroupOffset(2, 1))])
     settle(store)
     assert lags(store) == {("g", "orders"): 3}
 
@@ -475,7 +475,7 @@ def test_journal_entries_round_trip() -> None:
     topic = Topic("orders", 3, 4, 100)
     assert journal.read_topic_created(memoryview(journal.topic_created(topic))) == topic
     assert journal.read_topic_deleted(memoryview(journal.topic_deleted("orders"))) == "orders"
-    changes = [(GroupQueue("g", "orders", 1), Progress(5, 6))]
+    changes = [(GroupQueue("g", "orders", 1), GroupOffset(5, 6))]
     assert journal.read_offsets(memoryview(journal.offsets("g", changes))) == changes
 
 
@@ -500,7 +500,7 @@ def test_a_checkpoint_is_as_of_when_it_was_taken_whatever_comes_meanwhile() -> N
 
     def change(number: int) -> None:
         store.send(batch([b"%d" % number], producer_id=5, sequence=number), NOW_MS + number)
-        offset_changes.put(store, "billing", [(key, Progress(number, 5))])
+        offset_changes.put(store, "billing", [(key, GroupOffset(number, 5))])
         store.offsets.settle(key, [number + 5])
         group_changes.put(store, GroupConfig("billing", RetryPolicy(number)))
         store.create_topic(f"t{number}")
@@ -722,7 +722,7 @@ def test_what_is_committed_was_fetched_also_if_no_checkpoint_says_so(committed: 
     store.send(batch([b"a"], queue_id=1, **TIMED), NOW_MS)
     timer_queue_changes.note_fetched(store, 0, 1)
     key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0)
-    offset_changes.put(store, TIMER_GROUP, [(key, Progress(committed, 0))])
+    offset_changes.put(store, TIMER_GROUP, [(key, GroupOffset(committed, 0))])
     settle(store)
     store = opened(disk.after_kill(), settings)  # a copy, from before the owner took 4 over
     timer_queue_changes.claim(store, TIMERS, [0], NOW_MS, {0: 4}, now_ms=NOW_MS)
@@ -840,7 +840,7 @@ def test_what_was_given_up_begins_where_it_was_left(formers: tuple[int, ...], be
     store = opened(disk, StoreSettings(timer_queues=1))
     timer_queue_changes.claim(store, OTHER, [0], NOW_MS, now_ms=NOW_MS)
     offset_changes.put(
-        store, TIMER_GROUP, [(GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), Progress(5, 0))]
+        store, TIMER_GROUP, [(GroupQueue(TIMER_GROUP, TIMER_TOPIC, 0), GroupOffset(5, 0))]
     )
     timer_queue_changes.release(store, OTHER.id, LATER_MS)
     timer_queue_changes.claim(store, TIMERS, [0], LATER_MS, formers=formers, now_ms=NOW_MS)
@@ -860,7 +860,7 @@ def test_what_a_copy_of_a_data_directory_has_not_is_fetched_again() -> None:
     timer_queue_changes.claim(store, TIMERS, [0, 1], NOW_MS, now_ms=NOW_MS)
     key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, mine)
     timer_queue_changes.note_fetched(store, mine, 2)
-    offset_changes.put(store, TIMER_GROUP, [(key, Progress(2, 0))])
+    offset_changes.put(store, TIMER_GROUP, [(key, GroupOffset(2, 0))])
     now = dataclasses.replace(TIMERS, shard=1 - mine, shards=2, key_shards=1)
     timer_queue_changes.claim(store, now, [1 - mine], NOW_MS, {mine: 1}, now_ms=NOW_MS)
     assert store.timer_owners.begin_of(mine) == 1
@@ -878,7 +878,7 @@ def test_queues_of_a_shard_that_was_given_up_begin_where_it_left_them(saved: boo
     timer_queue_changes.claim(store, lost, [0, 1], NOW_MS, now_ms=NOW_MS)
     for queue_id, offset in ((0, 5), (1, 7)):
         key = GroupQueue(TIMER_GROUP, TIMER_TOPIC, queue_id)
-        offset_changes.put(store, TIMER_GROUP, [(key, Progress(offset, 0))])
+        offset_changes.put(store, TIMER_GROUP, [(key, GroupOffset(offset, 0))])
     timer_queue_changes.release(store, lost.id, LATER_MS)
     next_one = dataclasses.replace(TIMERS, shard=0, shards=2, key_shards=1)
     timer_queue_changes.claim(store, next_one, [0], LATER_MS, now_ms=NOW_MS)

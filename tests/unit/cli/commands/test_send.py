@@ -10,7 +10,7 @@ from duemq.protocol.due import deliver_at_ms
 from duemq_cli import inputs
 from duemq_cli.commands.send import Template, _checked, _Sender
 from duemq_cli.commands.tally import FAILURES_SHOWN_MAX, Tally
-from duemq_cli.inputs import Entry
+from duemq_cli.inputs import InputLine
 from duemq_cli.output import Output
 
 
@@ -26,14 +26,14 @@ def test_what_has_no_answer_is_counted(capsys: pytest.CaptureFixture[str]) -> No
     sender = _Sender(tally, "t")
     template = Template("t", {}, {}, {})
     for number in range(3):
-        sender.send(NoAnswers(), template, Entry(number))  # type: ignore[arg-type]
+        sender.send(NoAnswers(), template, InputLine(number))  # type: ignore[arg-type]
     tally.add({}, "the first")
     assert sender.left() == "1 sent, 0 not; 2 more have no answer yet: they may be stored"
 
 
 def test_a_wrong_column_is_one_error_and_names_the_others() -> None:
     template = Template("t", {}, {"key": "nope"}, {})
-    entries = iter([Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})])
+    entries = iter([InputLine(2, b"{}", {"id": "1"}), InputLine(3, b"{}", {"id": "2"})])
     with pytest.raises(InvalidArgument, match="no column 'nope'; there are: id") as caught:
         _checked(entries, template)
     assert (caught.value.field, caught.value.limit) == ("key-column", "id")
@@ -43,13 +43,13 @@ def test_a_wrong_column_is_one_error_and_names_the_others() -> None:
 def test_a_column_of_due_times_has_no_years_dates_or_seconds(digits: str) -> None:
     options = Template("t", {}, {"deliver_at": "at"}, {}).options
     with pytest.raises(InvalidArgument) as caught:
-        deliver_at_ms(options(Entry(2, b"{}", {"at": digits}))["deliver_at"])
+        deliver_at_ms(options(InputLine(2, b"{}", {"at": digits}))["deliver_at"])
     assert caught.value.field == "deliver_at"
 
 
 def test_the_first_entry_is_not_lost() -> None:
     template = Template("t", {}, {"key": "id"}, {})
-    entries = [Entry(2, b"{}", {"id": "1"}), Entry(3, b"{}", {"id": "2"})]
+    entries = [InputLine(2, b"{}", {"id": "1"}), InputLine(3, b"{}", {"id": "2"})]
     assert list(_checked(iter(entries), template)) == entries
     assert list(_checked(iter([]), template)) == []
 
@@ -60,7 +60,7 @@ def test_what_ends_the_input_is_an_error_in_its_place_where_others_were_sent(
     monkeypatch.setattr(inputs, "LINE_BYTES_MAX", 3)
     template = Template("t", {}, {}, {})
 
-    def entries(text: bytes) -> list[Entry]:
+    def entries(text: bytes) -> list[InputLine]:
         lines = inputs.counted(io.BytesIO(text), lambda size: None)
         return list(_checked(inputs.from_lines(lines), template))
 
@@ -75,7 +75,7 @@ def test_what_ends_the_input_is_an_error_in_its_place_where_others_were_sent(
 @pytest.mark.parametrize("value", [1_900_000_000_000, "1900000000000", "2030-03-17T17:46:40Z"])
 def test_a_column_says_when_as_the_option_does(value: object) -> None:
     template = Template("t", {}, {"deliver_at": "due"}, {})
-    moment = template.options(Entry(1, b"{}", {"due": value}))["deliver_at"]
+    moment = template.options(InputLine(1, b"{}", {"due": value}))["deliver_at"]
     assert moment is not None
     assert deliver_at_ms(moment) == 1_900_000_000_000
 
@@ -92,7 +92,7 @@ def test_a_column_says_when_as_the_option_does(value: object) -> None:
 )
 def test_a_column_that_is_no_text_is_told_as_json_writes_it(value: object, key: str) -> None:
     template = Template("t", {}, {"key": "id"}, {})
-    assert template.options(Entry(1, b"{}", {"id": value}))["key"] == key
+    assert template.options(InputLine(1, b"{}", {"id": value}))["key"] == key
 
 
 def test_the_same_failure_is_printed_a_few_times_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from duemq.administering import finding
 from duemq.administering.asking import Answers, Asker
-from duemq.administering.finding import Found
+from duemq.administering.finding import SearchAnswer
 from duemq.administering.messages import Messages
 from duemq.errors import MissingBroker, PermissionDenied
 from duemq.message import Message, Origin
@@ -27,7 +27,7 @@ def messages(monkeypatch):
     async def find(asker, request, *_, **__):
         if request.topic != "orders":
             raise PermissionDenied(f"me may not receive from topic {request.topic}")
-        return Found([STORED], False, [], True)
+        return SearchAnswer([STORED], False, [], True)
 
     async def each(*_):
         return Answers({"b1": admin_pb2.ListTopicsResponse(topics=topics)}, ())

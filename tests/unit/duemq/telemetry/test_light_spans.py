@@ -12,8 +12,8 @@ from duemq.producing.batch import Batch
 from duemq.telemetry import columns
 from duemq.telemetry.light_spans import LightSpan, SendRows
 from duemq.tracing import attributes as attribute
-from duemq.tracing.contexts import Found, contexts_in, extract
-from duemq.tracing.sends import Run, SendFrame
+from duemq.tracing.contexts import FoundContexts, contexts_in, extract
+from duemq.tracing.sends import SendFrame, SpanRun
 from duemq.tracing.spans import Finished
 from duemq.v1.message_pb2 import Record
 from duemq.v1.trace_pb2 import SpanBatch
@@ -75,7 +75,7 @@ def test_a_run_carries_its_spans():
 
 
 def test_spans_that_come_one_by_one_are_those_that_their_messages_carry():
-    run = Run()
+    run = SpanRun()
     for number in range(40):
         parent = PARENT if number % 3 == 1 else None
         run.begin(number + number // 20, number, f"k{number}", None, parent)
@@ -106,7 +106,7 @@ def test_a_send_says_what_became_of_it():
 
 def test_a_span_of_a_frame_is_linked_to_all_its_messages():
     texts = [f"00-{7:032x}-{number:016x}-01" for number in (8, 9)]
-    found = Found(texts, 2)
+    found = FoundContexts(texts, 2)
     span = light_span(found)
     assert [link.context.span_id for link in span.links] == [8, 9]
     assert (span.context.trace_id, span.parent) == (7, PARENT)
@@ -116,7 +116,7 @@ def test_a_span_of_a_frame_is_linked_to_all_its_messages():
 def test_links_of_a_frame_s_span_are_put_in_as_others_are():
     texts = [f"00-{7:032x}-{number:016x}-01" for number in range(1, 20)]
     texts += [f"cc-{7:032x}-{20:016x}-01-what-will-be", f"00-{0:032x}-{21:016x}-01", "00-0"]
-    span = light_span(Found(texts, 22))
+    span = light_span(FoundContexts(texts, 22))
     other = ReadableSpan(
         span.name,
         span.context,

@@ -1,6 +1,6 @@
 import pytest
 
-from duemq.tracing.contexts import LINKS_MAX, TRACEPARENT, Found, contexts_in, extract
+from duemq.tracing.contexts import LINKS_MAX, TRACEPARENT, FoundContexts, contexts_in, extract
 from duemq.v1.message_pb2 import Record, RecordBatch
 
 IDS = "1" * 32 + "-" + "2" * 16
@@ -16,7 +16,7 @@ def test_links_are_bounded_and_what_is_sampled_is_counted():
     found = contexts_in(encoded(*[sampled] * 100, {"a": "b"}))
     assert (len(found.texts), found.count) == (LINKS_MAX, 100)
     assert contexts_in(encoded(*[refused] * 1_000, sampled)).count == 1
-    assert contexts_in(encoded(sampled)[:-1]) == Found()
+    assert contexts_in(encoded(sampled)[:-1]) == FoundContexts()
 
 
 def test_contexts_come_in_the_order_of_the_messages():
@@ -55,7 +55,7 @@ def test_whatever_the_standard_allows_is_found_in_a_frame_too(form):
     assert context.span_id == int("2" * 16, 16)
     found = contexts_in(encoded(properties))
     assert (list(found.sampled), found.count) == ([context], 1)
-    assert contexts_in(encoded({TRACEPARENT: form.format(f"{IDS}-02")})) == Found()
+    assert contexts_in(encoded({TRACEPARENT: form.format(f"{IDS}-02")})) == FoundContexts()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from duemq.protocol.route import Broker, TimerShard, Update
 from duemq.settings import ClientSettings
 from duemq.transport import channel, cluster_client
 from duemq.transport.cluster_client import Client
-from duemq.transport.routing.diagnosis import Finding
+from duemq.transport.routing.diagnosis import Diagnosis
 
 SOON = ClientSettings(connect_timeout_s=0.1)
 
@@ -131,11 +131,11 @@ async def test_who_is_let_see_nothing_hears_so_also_where_a_nameserver_is_away(
     Denied.waited = asyncio.Event()
     looks: list[str] = []
 
-    async def diagnose(address: str, _: object) -> Finding:
+    async def diagnose(address: str, _: object) -> Diagnosis:
         if address in looks:  # what was found before is known
             Denied.waited.set()
         looks.append(address)
-        return Finding(f"{address} is not ready yet")
+        return Diagnosis(f"{address} is not ready yet")
 
     monkeypatch.setattr(cluster_client, "RouteWatcher", Denied)
     monkeypatch.setattr(cluster_client, "diagnose", diagnose)

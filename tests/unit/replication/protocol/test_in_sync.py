@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from duemq_server.replication.protocol.in_sync import InSyncSet, State
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.in_sync import InSyncSet, InSyncState
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
 RECORD = Record("g", 1, frozenset("abc"), frozenset({A, B}), 4, A)
 
 
-def held(version: str, *in_sync: ReplicaId, epoch: int = 4) -> Found:
+def held(version: str, *in_sync: ReplicaId, epoch: int = 4) -> HeldRecord:
     record = replace(RECORD, in_sync=frozenset(in_sync), epoch=epoch, revision=9)
-    return Found(version, record)
+    return HeldRecord(version, record)
 
 
 def test_while_a_change_is_under_way_old_and_new_count() -> None:
@@ -24,7 +24,7 @@ def test_while_a_change_is_under_way_old_and_new_count() -> None:
     with pytest.raises(ValueError, match="another change"):
         known.propose({A})
     known.won(swap.number, "v2")
-    assert (known.counted, known.state) == ({A, C}, State.SETTLED)
+    assert (known.counted, known.state) == ({A, C}, InSyncState.SETTLED)
     assert known.propose({A, B}).version == "v2"
 
 
@@ -43,12 +43,12 @@ def test_a_lost_answer_is_settled_by_the_next_change_and_by_no_read() -> None:
     known = InSyncSet("v1", RECORD, 2)
     swap = known.propose({A, B, C})
     known.unanswered(swap.number)
-    assert known.state is State.UNKNOWN
+    assert known.state is InSyncState.UNKNOWN
     again = known.read(held("v1", A, B))  # the first may still be on its way
     assert again is not None
     assert (again.version, known.counted) == ("v1", {A, B, C})
     known.won(swap.number, "late")  # nobody waits for that one any more
-    assert known.state is State.ASKED
+    assert known.state is InSyncState.ASKED
     third = known.lost(again.number, held("v2", A, B, C))  # it was the first that was done
     assert third is not None
     known.won(third.number, "v3")
@@ -59,11 +59,11 @@ def test_a_lost_answer_is_settled_by_the_next_change_and_by_no_read() -> None:
 def test_a_read_changes_nothing_while_all_is_known() -> None:
     known = InSyncSet("v1", RECORD, 2)
     assert known.read(held("v1", A, B)) is None
-    assert (known.state, known.deposed) == (State.SETTLED, False)
+    assert (known.state, known.deposed) == (InSyncState.SETTLED, False)
 
 
 @pytest.mark.parametrize("found", [None, held("v7", B, epoch=5)])
-def test_who_finds_another_epoch_is_deposed(found: Found | None) -> None:
+def test_who_finds_another_epoch_is_deposed(found: HeldRecord | None) -> None:
     known = InSyncSet("v1", RECORD, 2)
     assert known.read(found) is None
     assert known.deposed
@@ -103,7 +103,7 @@ def test_a_record_that_was_set_back_within_the_epoch_is_written_again() -> None:
     assert again.record.revision > 9
     assert known.counted == {A, B, C}  # until it is done, C may stand
     known.won(again.number, "v10")
-    assert (known.counted, known.state) == ({A, B}, State.SETTLED)
+    assert (known.counted, known.state) == ({A, B}, InSyncState.SETTLED)
     assert known.read(held("v10", A, B)) is None
 
 

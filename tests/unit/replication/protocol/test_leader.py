@@ -17,7 +17,13 @@ from duemq_server.replication.protocol.messages import (
     Refusal,
     Welcome,
 )
-from duemq_server.replication.protocol.record import Found, MemberChange, Record, Refused, ReplicaId
+from duemq_server.replication.protocol.record import (
+    HeldRecord,
+    MemberChange,
+    Record,
+    Refused,
+    ReplicaId,
+)
 from duemq_server.replication.protocol.times import Times
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
@@ -32,7 +38,7 @@ def leading(*in_sync: ReplicaId, min_insync: int = 2, **known: Any) -> Leader:
     known = {"start": START, "committed": 800, "log_start": 0} | known
     leader = Leader(
         A,
-        Found("v1", record),
+        HeldRecord("v1", record),
         Epochs([(1, 0)]),
         min_insync=min_insync,
         now_ms=NOW_MS,
@@ -229,7 +235,7 @@ def test_a_takeover_that_was_overtaken_does_not_lead() -> None:
     with pytest.raises(Refused, match="epoch 6 has begun"):
         Leader(
             A,
-            Found("v1", RECORD),
+            HeldRecord("v1", RECORD),
             Epochs([(6, 0)]),
             start=START,
             committed=0,
@@ -400,7 +406,7 @@ def test_a_lost_answer_is_settled_through_the_leader() -> None:
     assert swap is not None
     leader.unanswered(swap.number)
     assert leader.change(NOW_MS) is None
-    again = leader.read(Found("v2", swap.record))
+    again = leader.read(HeldRecord("v2", swap.record))
     assert again is not None
     leader.won(again.number, "v3")
     assert leader.record.in_sync == {A, C}
@@ -503,7 +509,7 @@ def test_a_change_of_members_whose_answer_was_lost_is_settled_first() -> None:
     assert swap is not None
     leader.unanswered(swap.number)
     assert leader.change_members(WITHOUT_C) is None
-    again = leader.read(Found("v1", swap.record))  # it was done
+    again = leader.read(HeldRecord("v1", swap.record))  # it was done
     assert again is not None
     assert (again.record.members, again.record.in_sync) == ({"a", "b"}, {A, B})
     assert leader.set.counted == {A, B, C}

@@ -13,7 +13,7 @@ from duemq.errors import InvalidArgument, ReadOnly, Unavailable
 from duemq_server.replication.protocol import record as records
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.running.leading.log_kept import LogKept
 from duemq_server.replication.running.operators import Operators
 from duemq_server.replication.running.v1 import replication_pb2 as pb
@@ -35,15 +35,15 @@ class Store:
         """What stands between asks again, and answers by that; what is there by then."""
         self.asked: list[Record] = []
 
-    async def read(self) -> Found | None:
-        return Found("v1", self.record) if self.record is not None else None
+    async def read(self) -> HeldRecord | None:
+        return HeldRecord("v1", self.record) if self.record is not None else None
 
     async def swap(self, version: str | None, wanted: Record) -> str:
         self.asked.append(wanted)
         if self.error is not None:
             raise self.error
         if self.twice is not None:
-            raise Conflict(Found("v2", self.twice(wanted)))
+            raise Conflict(HeldRecord("v2", self.twice(wanted)))
         return "v2"
 
 
@@ -180,7 +180,9 @@ async def test_who_cannot_lead_is_not_made_to(known: dict[str, Any]) -> None:
 async def test_a_snapshot_goes_to_its_own_group(other: dict[str, Any]) -> None:
     """At an address that was another group's there may be one of the same epoch."""
     record = Record("g", 7, frozenset("ab"), frozenset({A}), 5, A)
-    leader = Leader(A, Found("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=0)
+    leader = Leader(
+        A, HeldRecord("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=0
+    )
     taken: list[bool] = []
     life: Any = SimpleNamespace(
         leading=SimpleNamespace(leader=leader, kept=LogKept(leader)),

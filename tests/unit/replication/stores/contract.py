@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.stores.store import Conflict, Store
 
 A, B = (ReplicaId(name, name * 32) for name in "ab")
@@ -21,7 +21,7 @@ OpenStore = Callable[[], Store]
 """Opens one more store of the same group, as another process would; the fixture closes it."""
 
 
-def found(store: Store) -> Found:
+def found(store: Store) -> HeldRecord:
     """What it holds."""
     there = store.read()
     assert there is not None
@@ -35,10 +35,10 @@ class StoreContract:
         store = open_store()
         assert store.read() is None
         version = store.swap(None, RECORD)
-        assert store.read() == open_store().read() == Found(version, RECORD, None)
+        assert store.read() == open_store().read() == HeldRecord(version, RECORD, None)
         with pytest.raises(Conflict) as conflict:
             store.swap(None, RECORD)
-        assert conflict.value.found == Found(version, RECORD)
+        assert conflict.value.found == HeldRecord(version, RECORD)
 
     def test_a_record_is_put_where_its_version_is(self, open_store: OpenStore) -> None:
         store = open_store()
@@ -48,7 +48,7 @@ class StoreContract:
         assert second != first
         with pytest.raises(Conflict) as conflict:
             store.swap(first, RECORD)
-        assert conflict.value.found == Found(second, changed)
+        assert conflict.value.found == HeldRecord(second, changed)
         assert found(store).record == changed
 
     def test_where_no_record_is_no_version_fits(self, open_store: OpenStore) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lightkube import Client, KubeConfig
 
 from duemq_server.replication.protocol import record as records
-from duemq_server.replication.protocol.record import Found
+from duemq_server.replication.protocol.record import HeldRecord
 from duemq_server.replication.stores import kubernetes, lease_api
 from duemq_server.replication.stores.kubernetes import KubernetesStore
 from duemq_server.replication.stores.store import Conflict, StoreError
@@ -92,7 +92,7 @@ def test_a_swap_that_is_late_does_nothing_to_a_lease_that_was_made_anew(
     server.before = made_anew
     with pytest.raises(Conflict) as conflict:
         store.swap(first, records.with_member(RECORD, "c"))
-    assert conflict.value.found == Found(found(other).version, RECORD)
+    assert conflict.value.found == HeldRecord(found(other).version, RECORD)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_refusal_says_what_the_server_said(
         server.before = once(Refusal(code, "Reason").answer, "GET", "PUT")
         with pytest.raises(StoreError, match=rf"Lease g: {code}: Reason"):
             call()
-    assert found(store) == Found(version, RECORD)
+    assert found(store) == HeldRecord(version, RECORD)
 
 
 def test_what_is_between_answers_without_a_content_type(

@@ -110,7 +110,7 @@ def test_another_shards_names() -> None:
         found.check_schedule("d")
 
 
-def of_four(shard: int) -> place.Place:
+def of_four(shard: int) -> place.ShardPlace:
     found = place.check("/data", FaultyDisk(), shard, 4)
     found.learn(4)
     return found

@@ -7,8 +7,8 @@ import pytest
 from duemq_server.storage.errors import CorruptFile
 from duemq_server.timer_service.timers.log_entries import Cancelled
 from duemq_server.timer_service.views import listing
-from duemq_server.timer_service.views.finding import Finding
-from duemq_server.timer_service.views.listing import Page, Wanted
+from duemq_server.timer_service.views.finding import HandleFinder
+from duemq_server.timer_service.views.listing import Page, PageQuery
 from tests.property.timer_world import DATA, SOURCE, Listing, World, message_id
 
 DAY_MS = 86_400_000
@@ -42,7 +42,7 @@ def listed_of(world: World) -> list[int]:
     return [each.offset for each in world.pending() if each.topic == "any"]
 
 
-def page(world: World, wanted: Wanted) -> Page[int]:
+def page(world: World, wanted: PageQuery) -> Page[int]:
     made = Page(world.scheduler, wanted, message_id, wants_all=True)
     made.run()
     return made
@@ -51,7 +51,7 @@ def page(world: World, wanted: Wanted) -> Page[int]:
 def test_a_page_has_what_is_due_in_between() -> None:
     world = world_of_everything()
     from_ms, to_ms = world.now_ms + 5_001, world.now_ms + DAY_MS + 1
-    found = page(world, Wanted("any", from_ms, to_ms, 1_000))
+    found = page(world, PageQuery("any", from_ms, to_ms, 1_000))
     expected = [each for each in world.pending() if each.topic == "any"]
     assert [each.made for each in found.listed] == [
         each.offset for each in expected if from_ms <= each.due_ms < to_ms
@@ -61,7 +61,7 @@ def test_a_page_has_what_is_due_in_between() -> None:
 
 def test_a_timer_cancelled_while_its_page_is_read_is_not_on_it() -> None:
     world = world_of_everything()
-    made = Page(world.scheduler, Wanted("any", 0, END_MS, 1_000), message_id, wants_all=True)
+    made = Page(world.scheduler, PageQuery("any", 0, END_MS, 1_000), message_id, wants_all=True)
     gone = listed_of(world)[-1]
     assert world.cancel(gone) == "CANCELLED"
     made.run()
@@ -79,7 +79,7 @@ def test_what_a_page_reads_is_bounded_and_the_next_one_goes_on(
     pages, after = 0, None
     while after is not None or not pages:
         made = Page(
-            world.scheduler, Wanted("any", 0, END_MS, 3, after), message_id, wants_all=False
+            world.scheduler, PageQuery("any", 0, END_MS, 3, after), message_id, wants_all=False
         )
         made.run()
         found += [each.made for each in made.listed]
@@ -97,7 +97,7 @@ def test_damage_is_said() -> None:
     [byte] = bytes(file.pread(1, at))
     file.pwritev([bytes([byte ^ 1])], at)
     with pytest.raises(CorruptFile, match=block.file):
-        page(world, Wanted("any", 0, END_MS, 1_000))
+        page(world, PageQuery("any", 0, END_MS, 1_000))
 
 
 def test_many_handles_are_found_at_once() -> None:
@@ -105,7 +105,7 @@ def test_many_handles_are_found_at_once() -> None:
     pending = {each.offset for each in world.pending()}
     offsets = range(len(world.broker.due_ms))
     handles = [Cancelled(SOURCE, offset, world.broker.due_ms[offset]) for offset in offsets]
-    finding = Finding(world.scheduler, [*handles, handles[0]._replace(due_ms=1)])
+    finding = HandleFinder(world.scheduler, [*handles, handles[0]._replace(due_ms=1)])
     while not finding.advance(world.now_ms):
         query = finding.query()
         look_up = world.look_up([query])

@@ -3,7 +3,7 @@
 from duemq.v1.message_pb2 import Record
 from duemq_analytics import options
 from duemq_analytics.source import duemq_source, schema
-from duemq_analytics.source.client import Run
+from duemq_analytics.source.client import RecordRun
 from duemq_analytics.source.duemq_source import MessageReader
 from duemq_analytics.source.plan import QueueRange
 
@@ -20,7 +20,7 @@ def batches_of(records):
     reader = MessageReader(
         options.parse({"topic": "orders"}), schema.select(schema.MESSAGES, ["body"])
     )
-    found = (Run(at, 0, records[at : at + 2]) for at in range(0, len(records), 2))
+    found = (RecordRun(at, 0, records[at : at + 2]) for at in range(0, len(records), 2))
     return [batch.num_rows for batch in reader.batches(PIECE, found)]
 
 

@@ -5,7 +5,7 @@ import pytest
 from duemq.protocol.due import DUE_MS_MAX
 from duemq.v1.message_pb2 import QueueRef, Record, Retry
 from duemq_analytics.source import schema
-from duemq_analytics.source.client import Run
+from duemq_analytics.source.client import RecordRun
 from duemq_analytics.source.messages_source import to_arrow
 from duemq_analytics.source.plan import QueueRange
 
@@ -33,7 +33,7 @@ def test_messages_become_rows():
         ),
         timer_key="order-7",
     )
-    runs = [Run(5, 2_000, [full]), Run(6, 2_500, [Record(message_id="m2"), Record()])]
+    runs = [RecordRun(5, 2_000, [full]), RecordRun(6, 2_500, [Record(message_id="m2"), Record()])]
     rows = to_arrow("orders", SOURCE, runs, schema.MESSAGES).to_pylist()
     assert rows[0] == {
         "message_id": "m1",
@@ -72,7 +72,7 @@ def test_messages_become_rows():
 
 def test_only_the_columns_asked_for_are_made():
     chosen = schema.select(schema.MESSAGES, ["offset", "body"])
-    batch = to_arrow("orders", SOURCE, [Run(0, 1, [Record(body=b"x")])], chosen)
+    batch = to_arrow("orders", SOURCE, [RecordRun(0, 1, [Record(body=b"x")])], chosen)
     assert batch.to_pylist() == [{"offset": 0, "body": b"x"}]
 
 
@@ -81,7 +81,7 @@ def test_what_a_producer_writes_as_a_time_and_is_none_is_null_and_stops_no_read(
     wrong = Record(born_ms=ms, due_ms=ms, retry=Retry(first_failed_ms=ms, last_failed_ms=ms))
     chosen = schema.select(schema.MESSAGES, ["born_ts", "due_ts", "retry"])
     right = Record(born_ms=DUE_MS_MAX)
-    rows = to_arrow("orders", SOURCE, [Run(0, 1, [wrong, right])], chosen).to_pylist()
+    rows = to_arrow("orders", SOURCE, [RecordRun(0, 1, [wrong, right])], chosen).to_pylist()
     assert [rows[0][name] for name in ("born_ts", "due_ts")] == [None, None]
     assert [rows[0]["retry"][f"{name}_failed_ts"] for name in ("first", "last")] == [None, None]
     assert rows[1]["born_ts"].year == 9999

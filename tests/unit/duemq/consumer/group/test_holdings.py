@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duemq.consumer.group.holdings import CLOCK_BEHIND_MS_MAX, Holdings, HoldingState, Step
+from duemq.consumer.group.holdings import CLOCK_BEHIND_MS_MAX, Holdings, HoldingState, HoldingStep
 from duemq.errors import FencedMember
 from duemq.protocol.balance import MessageQueue
 
@@ -165,7 +165,7 @@ def test_a_queue_that_is_being_given_up_goes_as_it_would_have_gone(holdings):
     """Its last commit may be refused, as its topic is another one now."""
     take_over(holdings, 1, A0)
     (going,) = holdings.assigned(2, frozenset()).release
-    assert holdings.begin_anew(one(holdings, A0)) == Step()
+    assert holdings.begin_anew(one(holdings, A0)) == HoldingStep()
     assert holdings.released(going).released == (2, {A0})
 
 

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from duemq.producing.keyed.lanes import AGE_S_MAX, IN_FLIGHT, LOOK_AHEAD, Call, Lanes
+from duemq.producing.keyed.lanes import AGE_S_MAX, IN_FLIGHT, LOOK_AHEAD, Lanes, ShardCall
 from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
 
 
-class Asked(Call):
+class Asked(ShardCall):
     def request(self, request_id):
         return request_id
 

@@ -5,7 +5,7 @@ import pytest
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer, Hello
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.running.leading.blocked import TOLD_MS, Blocked
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
@@ -14,7 +14,7 @@ NOW_MS, LAG_MAX_MS = 50_000, 3_000
 
 def leading(*in_sync: ReplicaId, min_insync: int = 2) -> tuple[Leader, Blocked]:
     names = frozenset(each.name for each in in_sync)
-    found = Found("v1", Record("g", 7, names, frozenset(in_sync), 1, A))
+    found = HeldRecord("v1", Record("g", 7, names, frozenset(in_sync), 1, A))
     leader = Leader(A, found, Epochs(), start=0, committed=0, min_insync=min_insync, now_ms=NOW_MS)
     return leader, Blocked(leader, min_insync, LAG_MAX_MS)
 

@@ -5,7 +5,7 @@ import pytest
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer, Hello, Welcome
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.running.leading import log_kept
 from duemq_server.replication.running.leading.log_kept import INSTALL_MS, LogKept
 
@@ -17,7 +17,7 @@ NOW_MS = 50_000
 def leader() -> Leader:
     record = Record("g", 7, frozenset("ab"), frozenset([A]), 1, A)
     return Leader(
-        A, Found("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=NOW_MS
+        A, HeldRecord("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=NOW_MS
     )
 
 

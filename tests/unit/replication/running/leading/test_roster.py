@@ -2,7 +2,7 @@ from duemq.v1 import nameserver_pb2 as pb
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer, Hello
-from duemq_server.replication.protocol.record import Found, MemberChange, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, MemberChange, Record, ReplicaId
 from duemq_server.replication.running.leading.roster import SILENT_MS, Roster
 
 A, B, C = (ReplicaId(name, name * 32) for name in "abc")
@@ -12,7 +12,7 @@ NOW_MS = 50_000
 def leading(*in_sync: ReplicaId) -> Leader:
     record = Record("g", 7, frozenset("abc"), frozenset(in_sync), 1, A)
     return Leader(
-        A, Found("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=NOW_MS
+        A, HeldRecord("v1", record), Epochs(), start=0, committed=0, min_insync=1, now_ms=NOW_MS
     )
 
 

@@ -9,7 +9,7 @@ from duemq.errors import Unavailable
 from duemq_server.replication.protocol.epochs import Epochs
 from duemq_server.replication.protocol.leader import Leader
 from duemq_server.replication.protocol.messages import Answer, Hello, LogPart
-from duemq_server.replication.protocol.record import Found, Record, ReplicaId
+from duemq_server.replication.protocol.record import HeldRecord, Record, ReplicaId
 from duemq_server.replication.protocol.times import Times
 from duemq_server.replication.running import wire
 from duemq_server.replication.running.leading.shipping import TOLD_MAX, Shipping
@@ -37,7 +37,7 @@ class Context:
 
 
 def shipping() -> Shipping:
-    found = Found("v1", Record("g", 7, frozenset("ab"), frozenset({A, B}), 1, A))
+    found = HeldRecord("v1", Record("g", 7, frozenset("ab"), frozenset({A, B}), 1, A))
     leader = Leader(A, found, Epochs(), start=0, committed=0, min_insync=2, now_ms=NOW_MS)
     log: Any = Log()
     return Shipping(

@@ -5,7 +5,7 @@ import pytest
 from duemq.errors import InvalidArgument
 from duemq_server.timer_service.far.far_segments import Flush
 from duemq_server.timer_service.scheduling.holding import changes, dropping
-from duemq_server.timer_service.scheduling.holding.dropping import Dropping, Found, Sifting
+from duemq_server.timer_service.scheduling.holding.dropping import Backlogged, Dropping, Sifting
 from duemq_server.timer_service.timers.hold_entry import (
     DROP_OLDER,
     NEWEST,
@@ -16,7 +16,7 @@ from duemq_server.timer_service.timers.hold_entry import (
     encode,
 )
 from duemq_server.timer_service.timers.log_entries import Cancelled, SourceId
-from duemq_server.timer_service.views.listing import Page, Wanted
+from duemq_server.timer_service.views.listing import Page, PageQuery
 from tests.property.timer_world import SOURCE, START_MS, World
 from tests.unit.timer_service.scheduling.holding.test_holds import (
     accept,
@@ -38,13 +38,13 @@ def drop(world: World, limit: int = 3) -> None:
     assert there is not None
     sifting, after = Sifting(there, world.scheduler.holds.within(there)), None
     while not sifting.over:
-        wanted = Wanted(there.topic, 0, sifting.to_ms, limit, after)
+        wanted = PageQuery(there.topic, 0, sifting.to_ms, limit, after)
         page = Page(world.scheduler, wanted, sifting.make, wants_all=False)
         page.run()
         listed = page.still_pending(world.scheduler)
         after = page.next
         handles = [
-            Found(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), made)
+            Backlogged(Cancelled(SourceId(at.store_id, at.queue_id), at.offset, at.due_ms), made)
             for at, _, made in listed
         ]
         gone = sifting.take(handles, last=after is None)
@@ -142,8 +142,8 @@ def test_held_again_it_stays(world: World) -> None:
     assert not changes.resume_some(world.scheduler, world.now_ms, "none", "", NEWEST, 0)
 
 
-def found(number: int, key: str) -> Found:
-    return Found(Cancelled(SOURCE, number, number), key)
+def found(number: int, key: str) -> Backlogged:
+    return Backlogged(Cancelled(SOURCE, number, number), key)
 
 
 @pytest.mark.parametrize("keys_max", [1, 2, 3, 1_000])

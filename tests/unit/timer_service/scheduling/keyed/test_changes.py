@@ -11,7 +11,7 @@ from duemq_server.timer_service.far.far_segments import FarSegments
 from duemq_server.timer_service.scheduling.keyed import changes
 from duemq_server.timer_service.scheduling.keyed.changes import (
     CancellingKeys,
-    Change,
+    KeyedChange,
     Rescheduling,
     Scheduling,
 )
@@ -90,7 +90,7 @@ def cancelling(world: World, *keys: TimerKey) -> CancellingKeys:
     return CancellingKeys(world.scheduler, RequestKey(NO_REQUEST), keys)
 
 
-def look_up(world: World, change: Change) -> None:
+def look_up(world: World, change: KeyedChange) -> None:
     segments = world.scheduler.segments
     job = segments.key_look_up(*change.asks(), world.scheduler.numbers.find_source)
     job.run()
@@ -98,13 +98,13 @@ def look_up(world: World, change: Change) -> None:
     change.answered()
 
 
-def decided(world: World, change: Change) -> list[str]:
+def decided(world: World, change: KeyedChange) -> list[str]:
     while not change.advance(world.now_ms):
         look_up(world, change)
     return [outcome for outcome, _ in change.results]
 
 
-def looked_up(world: World, change: Change) -> Change:
+def looked_up(world: World, change: KeyedChange) -> KeyedChange:
     """A request whose look-up is done, and not yet taken over."""
     assert not change.advance(world.now_ms)
     look_up(world, change)

@@ -9,7 +9,7 @@ import pytest
 from duemq.errors import InvalidArgument, Overloaded
 from duemq.v1 import message_pb2
 from duemq_recurring.occurrences import LATE_MS, CatchUp, Recurrence
-from duemq_recurring.schedule import DELETED, MOVED, Schedule, ScheduleChange, State
+from duemq_recurring.schedule import DELETED, MOVED, Schedule, ScheduleChange, ScheduleState
 from duemq_recurring.schedules import PATIENCE_MS
 from duemq_recurring.steps import AT_ONCE
 from duemq_server.timer_service.scheduling.cancelling import Cancelling
@@ -186,7 +186,7 @@ def test_all_that_a_pause_has_missed_comes_if_that_is_asked_for(
 @pytest.mark.parametrize("left_out", [(), (START_MS, START_MS + 1)])
 @pytest.mark.parametrize("all_until_ms", [0, START_MS + 7])
 def test_an_entry_and_back(left_out: tuple[int, ...], all_until_ms: int) -> None:
-    state = State(False, START_MS, 3, START_MS - 1, left_out, all_until_ms)
+    state = ScheduleState(False, START_MS, 3, START_MS - 1, left_out, all_until_ms)
     changes = [ScheduleChange("s", MOVED, state), ScheduleChange("t", DELETED)]
     assert decode_changes(encode_changes(changes)) == changes
 
@@ -198,8 +198,8 @@ def test_an_entry_of_the_release_before_is_read(
     monkeypatch: pytest.MonkeyPatch, text: bytes, left_out: tuple[int, ...], all_until_ms: int
 ) -> None:
     monkeypatch.setattr(schedule_entry, "_more_of", lambda _: text)
-    written = encode_changes([ScheduleChange("s", MOVED, State(False, START_MS, 3))])
-    state = State(False, START_MS, 3, left_out=left_out, all_until_ms=all_until_ms)
+    written = encode_changes([ScheduleChange("s", MOVED, ScheduleState(False, START_MS, 3))])
+    state = ScheduleState(False, START_MS, 3, left_out=left_out, all_until_ms=all_until_ms)
     assert decode_changes(written) == [ScheduleChange("s", MOVED, state)]
 
 
