@@ -113,6 +113,7 @@ def test_values_of_the_chart_before_are_enough(helm):
         },
         "traces": dict.fromkeys([*new, *more]),
         "metrics": {"prometheusRule": None, "dashboard": None},
+        "external": None,
     }
     on = {"report": {"enabled": True, "timeZone": None}, "landing": {"enabled": True}}
     before = {**missing, "traces": {**missing["traces"], **on}}

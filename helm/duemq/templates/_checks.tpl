@@ -189,7 +189,7 @@
 {{- if and .Values.traces.report.enabled .Values.traces.landing.enabled (has "ReadWriteOncePod" .Values.traces.persistence.accessModes) }}
 {{- fail "traces.persistence.accessModes is ReadWriteOncePod, but both traces.landing and traces.report need the volume: no report would ever start" }}
 {{- end }}
-{{- if .Values.external.enabled }}
+{{- if (.Values.external).enabled }}
 {{- include "duemq.external.checkAll" . }}
 {{- end }}
 {{- $kept := 0.0 }}

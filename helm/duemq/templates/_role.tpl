@@ -260,7 +260,7 @@ containers:
       {{- end }}
       - --health-listen=0.0.0.0:{{ .root.Values.tls.healthPort }}
       {{- end }}
-      {{- if .root.Values.external.enabled }}
+      {{- if (.root.Values.external).enabled }}
       {{- include "duemq.external.checkAll" .root }}
       {{- $external := include "duemq.external.values" . | fromJson }}
       - --external-listen=0.0.0.0:{{ int $external.port }}
@@ -292,7 +292,7 @@ containers:
         valueFrom:
           fieldRef:
             fieldPath: metadata.name
-      {{- if or .group (eq .role "timer-service") (and (eq .role "broker") .root.Values.external.enabled) }}
+      {{- if or .group (eq .role "timer-service") (and (eq .role "broker") (.root.Values.external).enabled) }}
       - name: POD_INDEX
         valueFrom:
           fieldRef:
@@ -330,7 +330,7 @@ containers:
         containerPort: {{ .values.metricsPort }}
         protocol: TCP
       {{- end }}
-      {{- if .root.Values.external.enabled }}
+      {{- if (.root.Values.external).enabled }}
       - name: external
         containerPort: {{ (include "duemq.external.values" . | fromJson).port | int }}
         protocol: TCP
