@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the image, installs the chart on a new kind cluster, runs `helm test`, kills and upgrades it under load, checks
+# Builds the image, installs the chart on a new kind cluster, runs `helm test`, a client outside of it (kind-outside.sh), kills and upgrades it under load, checks
 # that nothing acknowledged was lost, uninstalls; the same with replicas, whose leaders lose their volumes (kind-replicated.sh),
 # and machines that are drained, freeze and die (kind-nodes.sh); deletes the cluster.  KIND_CASES: some of `plain replicated nodes`.  Needs docker, kind, kubectl, helm and openssl, and the wheelhouse
 # of kind-prepare.sh; no network.  KIND_NODE_IMAGE and BASE_IMAGE name other images than kind's and the Dockerfile's own;
@@ -39,6 +39,7 @@ release=duemq
 namespace=messages
 cases=${KIND_CASES:-plain replicated nodes}
 . helm/kind-tls.sh
+. helm/kind-outside.sh
 . helm/kind-replicated.sh
 . helm/kind-nodes.sh
 
@@ -138,6 +139,7 @@ is_refused() { # VALUE WHY: an upgrade with it
 plain() {
   values=(-f helm/kind-values.yaml
     --set "image.repository=${image%:*},image.tag=${image#*:},image.pullPolicy=Never")
+  use_ports_of_nodes
 
   say "helm install"
   helm install "$release" helm/duemq --namespace "$namespace" --create-namespace "${values[@]}" \
@@ -146,6 +148,9 @@ plain() {
 
   say "helm test"
   helm test "$release" --namespace "$namespace" --timeout 180s
+
+  say "a client outside"
+  serves_outside
 
   say "replicas that would begin without the data, and other volumes, are refused"
   is_refused broker.replicasPerBroker=3 "the claim data-$release-broker-0 has data"
