@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,10 +76,12 @@ class EtcdStore:
 
     def read(self) -> HeldRecord | None:
         """See Store."""
-        both = [_get(self._record), _get(self._version)]
-        answer = self._anywhere(lambda etcd: etcd.transact(rpc_pb2.TxnRequest(success=both)))
+        # No transaction, in which an etcd before 3.5.5 ends by the deadline of whoever only reads
+        # (etcd-io/etcd#14110).
+        both = rpc_pb2.RangeRequest(key=self._record, range_end=self._version + b"\0")
+        kvs = self._anywhere(lambda etcd: etcd.get(both))
         with self._translated():
-            found = _found(answer)
+            found = self._found(kvs)
         if found is None or found.record.leader is None:
             return found
         return HeldRecord(found.version, found.record, self._lease_of(found.record.leader))
@@ -95,8 +97,23 @@ class EtcdStore:
         with self._translated():
             answer = self._here(lambda etcd: etcd.transact(request))
             if not answer.succeeded:
-                raise Conflict(_found(answer))
+                kvs = [kv for each in answer.responses for kv in each.response_range.kvs]
+                raise Conflict(self._found(kvs))
         return new
+
+    def _found(self, kvs: Iterable[rpc_pb2.KeyValue]) -> HeldRecord | None:
+        """The record and its version, which come and go together.
+
+        Raises ValueError, UnknownVersion.
+        """
+        values = {each.key: each.value for each in kvs}
+        record, version = values.get(self._record), values.get(self._version)
+        if record is None and version is None:
+            return None
+        if record is None or version is None:  # nor could a record be put there
+            gone, left = ("record", "version") if record is None else ("version", "record")
+            raise ValueError(f"somebody removed `{gone}` alone: remove `{left}`, too")
+        return HeldRecord(version.decode(), decode(record))
 
     def _is_at(self, version: str | None) -> rpc_pb2.Compare:
         equal = rpc_pb2.Compare.EQUAL
@@ -132,9 +149,8 @@ class EtcdStore:
                 self._anywhere(lambda etcd: etcd.revoke(lease))
 
     def _lease_of(self, leader: ReplicaId) -> str | None:
-        request = rpc_pb2.TxnRequest(success=[_get(self._lease_key(leader))])
-        answer = self._anywhere(lambda etcd: etcd.transact(request))
-        kvs = answer.responses[0].response_range.kvs
+        request = rpc_pb2.RangeRequest(key=self._lease_key(leader))
+        kvs = self._anywhere(lambda etcd: etcd.get(request))
         return kvs[0].value.decode() if kvs else None
 
     def _lease_key(self, leader: ReplicaId) -> bytes:
@@ -202,6 +218,9 @@ class _Endpoint:
     def close(self) -> None:
         self._channel.close()
 
+    def get(self, request: rpc_pb2.RangeRequest) -> Sequence[rpc_pb2.KeyValue]:
+        return self._kv.Range(request, timeout=CALL_TIMEOUT_S).kvs
+
     def transact(self, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnResponse:
         return self._kv.Txn(request, timeout=CALL_TIMEOUT_S)
 
@@ -234,20 +253,6 @@ def _get(key: bytes) -> rpc_pb2.RequestOp:
 
 def _put(key: bytes, value: bytes) -> rpc_pb2.RequestOp:
     return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value))
-
-
-def _found(answer: rpc_pb2.TxnResponse) -> HeldRecord | None:
-    """Of an answer to gets of the record and its version; they come and go together.
-
-    Raises ValueError, UnknownVersion.
-    """
-    record, version = (each.response_range.kvs for each in answer.responses)
-    if not record and not version:
-        return None
-    if not record or not version:  # neither is there a record, nor could one be put there
-        gone, left = ("version", "record") if record else ("record", "version")
-        raise ValueError(f"somebody removed `{gone}` alone: remove `{left}`, too")
-    return HeldRecord(version[0].value.decode(), decode(record[0].value))
 
 
 def _said(error: grpc.RpcError) -> str:

@@ -20,10 +20,12 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., mod_revision: _Optional[int] = ..., value: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class RangeRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "range_end")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    RANGE_END_FIELD_NUMBER: _ClassVar[int]
     key: bytes
-    def __init__(self, key: _Optional[bytes] = ...) -> None: ...
+    range_end: bytes
+    def __init__(self, key: _Optional[bytes] = ..., range_end: _Optional[bytes] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
     __slots__ = ("kvs",)

@@ -20,9 +20,8 @@ from tests.certificates import authority, certificate, needs_openssl
 pytestmark = needs_openssl
 
 
-def nothing(request: rpc_pb2.TxnRequest, _: object) -> rpc_pb2.TxnResponse:
-    found = rpc_pb2.ResponseOp(response_range=rpc_pb2.RangeResponse())
-    return rpc_pb2.TxnResponse(responses=[found for _ in request.success])
+def nothing(*_: object) -> rpc_pb2.RangeResponse:
+    return rpc_pb2.RangeResponse()
 
 
 @pytest.fixture
@@ -32,13 +31,13 @@ def etcd(tmp_path: Path) -> Iterator[str]:
     ca, cert, key = (Path(each).read_bytes() for each in (tls.ca, tls.cert, tls.key))
     handler = grpc.unary_unary_rpc_method_handler(
         nothing,
-        request_deserializer=rpc_pb2.TxnRequest.FromString,
-        response_serializer=rpc_pb2.TxnResponse.SerializeToString,
+        request_deserializer=rpc_pb2.RangeRequest.FromString,
+        response_serializer=rpc_pb2.RangeResponse.SerializeToString,
     )
     service = rpc_pb2.DESCRIPTOR.services_by_name["KV"].full_name
     server = grpc.server(ThreadPoolExecutor(1))
     server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(service, {"Txn": handler})]
+        [grpc.method_handlers_generic_handler(service, {"Range": handler})]
     )
     credentials = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
     port = server.add_secure_port("127.0.0.1:0", credentials)
