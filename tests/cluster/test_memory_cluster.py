@@ -851,7 +851,7 @@ REFUSALS = {
     "policy": ("InvalidArgument", "retries_max"),
     "text as number": ("InvalidArgument", "retries_max"),
     "delays": ("InvalidArgument", "retry_delays"),
-    "nowhere": ("InvalidArgument", "topic"),
+    "nowhere": ("InvalidArgument", "to_topic"),
     "other filter": ("InvalidArgument", "subscriptions"),
 }
 

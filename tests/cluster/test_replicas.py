@@ -363,4 +363,4 @@ def test_catching_up_is_measured() -> None:
 def test_too_few_replicas_to_lose_one_are_refused() -> None:
     refused = duemq("127.0.0.1:1", "bench", "catch-up", "--replicas", "2")
     assert refused.returncode == Exit.USAGE
-    assert "more than min_insync, 2" in refused.stderr
+    assert "more than --min-insync, 2" in refused.stderr

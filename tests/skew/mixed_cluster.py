@@ -42,7 +42,8 @@ class MixedCluster(EmbeddedCluster):
     def _command(self, member: ChildPlace) -> list[str]:
         command = super()._command(member)
         assert command[:2] == [sys.executable, "-m"]
-        return self.release(member.name).python("-m", "tests.skew.small_logs", *command[3:])
+        assert command[3] == "--log"  # which a child of an older release does not know
+        return self.release(member.name).python("-m", "tests.skew.small_logs", *command[5:])
 
     def _note(self, event: ClusterEvent) -> None:
         if event.event in ("died", "failed"):
