@@ -74,7 +74,7 @@ class KeyedRequests:
     async def decide(self, change: KeyedChange) -> KeyedChange:
         """The request once it is decided; or the one like it that came before.
 
-        Raises what `Change.advance` does, but not LogFull or DiskFull: it waits; and Overloaded.
+        Raises what `KeyedChange.advance` does, and Overloaded; not LogFull or DiskFull: it waits.
         """
         named = change.request.id != NO_REQUEST
         asked = self._under_way.get(change.request) if named else None

@@ -66,7 +66,7 @@ class Life(Protocol):
 
 
 class Operators:
-    """Implements servicer.Member.  Owns nothing."""
+    """Implements servicer.AskedReplica.  Owns nothing."""
 
     def __init__(self, life: Life) -> None:
         self._life = life

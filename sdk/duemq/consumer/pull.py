@@ -360,7 +360,7 @@ class PullConsumer(AsyncClient):
         self._fetcher(source.queue.broker).remove(source)
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
-        """Keeps what the filter takes for `poll` (fetcher.Sink)."""
+        """Keeps what the filter takes for `poll` (fetcher.PulledSink)."""
         messages = received(records, source.queue.broker, self._filter)
         if not messages:
             source.pending.skip_to(records.next_offset)
@@ -370,7 +370,7 @@ class PullConsumer(AsyncClient):
         self._news.set()
 
     def refused(self, source: Source, error: DuemqError) -> None:
-        """Lets the next `poll` raise what does not pass by itself (fetcher.Sink)."""
+        """Lets the next `poll` raise what does not pass by itself (fetcher.PulledSink)."""
         fetcher = self._fetcher(source.queue.broker)
         if error.retryable:
             log.warning("%s: %s", source.queue, error)

@@ -158,7 +158,7 @@ class Sender:
         if batch.error is not None:
             self._losses.add(batch, batch.error)
 
-    # ── what links tell (broker_link.Owner) ──────────────────────────────────────────
+    # ── what links tell (broker_link.LinkOwner) ────────────────────────────────────────
 
     def came_up(self, link: Link) -> list[Frame]:
         """Answers what is to be sent first."""

@@ -24,12 +24,12 @@ from duemq.errors import DuemqError
 from duemq.producing.blocking import Producer
 from duemq.producing.receipt import PendingReceipt
 from duemq.settings import ProducerSettings
-from duemq.testing.broker import TwinTimer
+from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
 from duemq.testing.consumers import ConsumerOptions, MemoryPushConsumer
 from duemq.testing.producers import MemoryProducer
 
-__all__ = ["ConsumerOptions", "MemoryCluster", "TwinTimer"]
+__all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
 
 
 class MemoryCluster(ClusterCore[PushConsumer]):

@@ -19,12 +19,12 @@ from duemq.consumer.delivery.workers import is_async
 from duemq.errors import DuemqError
 from duemq.producing.receipt import AwaitableReceipt
 from duemq.settings import ProducerSettings
-from duemq.testing.broker import TwinTimer
+from duemq.testing.broker import Pending
 from duemq.testing.cluster import ClusterCore
 from duemq.testing.consumers import AioMemoryPushConsumer, ConsumerOptions
 from duemq.testing.producers import AioMemoryProducer
 
-__all__ = ["ConsumerOptions", "MemoryCluster", "TwinTimer"]
+__all__ = ["ConsumerOptions", "MemoryCluster", "Pending"]
 
 
 class MemoryCluster(ClusterCore[aio.PushConsumer]):

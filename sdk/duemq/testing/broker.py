@@ -31,7 +31,7 @@ STORE_ID = 1
 LEVELS_MS = parse_levels(DEFAULT_LEVELS)
 
 
-class TwinTimer(NamedTuple):
+class Pending(NamedTuple):
     """A message that waits for its time."""
 
     due_ms: int
@@ -403,16 +403,16 @@ class MemoryBroker(MemoryLogs):
     def _handle(self, place: int) -> TimerHandle:
         return TimerHandle(store_id=STORE_ID, offset=place, due_ms=self._timers[place].due_ms)
 
-    def pending(self) -> list[TwinTimer]:
+    def pending(self) -> list[Pending]:
         """What waits, by due time."""
         kept = ((self._timers[place].due_ms, place) for place in (*self._kept, *self._stuck))
         waiting = sorted(each for each in (*self._heap, *kept) if each[1] not in self._outcomes)
         return [self._pending(place) for _, place in waiting]
 
-    def _pending(self, place: int) -> TwinTimer:
+    def _pending(self, place: int) -> Pending:
         due_ms, topic, _, record = self._timers[place]
         key = record.key or None
-        return TwinTimer(due_ms, topic, record.message_id, key, record.body, self._text(place))
+        return Pending(due_ms, topic, record.message_id, key, record.body, self._text(place))
 
     def _text(self, place: int) -> str:
         return handle.text_of(self._handle(place))

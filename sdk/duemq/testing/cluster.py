@@ -40,7 +40,7 @@ from duemq.protocol.names import dead_letter_topic
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, policy_of
 from duemq.testing import waiting
 from duemq.testing.asking import ShardFace, ShardQuestions
-from duemq.testing.broker import MemoryBroker, TwinTimer
+from duemq.testing.broker import MemoryBroker, Pending
 from duemq.testing.groups import Delivery, TwinGroups
 from duemq.tracing import processing
 
@@ -171,7 +171,7 @@ class ClusterCore(ShardFace, ABC, Generic[C]):
         """What a group has given up; `Message.retry` says where it came from and why."""
         return self._broker.messages(dead_letter_topic(group))
 
-    def pending(self) -> list[TwinTimer]:
+    def pending(self) -> list[Pending]:
         """What waits for its time, delayed or for a retry, in the order of due times."""
         return self._broker.pending()
 

@@ -12,10 +12,11 @@ from typing import get_type_hints
 import pytest
 
 import duemq
-from duemq import aio
+from duemq import aio, testing
 from duemq.producing.intake import Intake
 from duemq.settings import nameservers_of
 from duemq.testing import MemoryCluster
+from duemq.testing import aio as testing_aio
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
 
 NAMES = {
@@ -59,6 +60,13 @@ def test_names():
     for name in duemq.__all__:
         assert getattr(duemq, name) is not None
     assert set(dir(duemq)) >= set(duemq.__all__)
+
+
+@pytest.mark.parametrize("module", [testing, testing_aio])
+def test_names_for_tests_of_applications(module):
+    assert set(module.__all__) == {"ConsumerOptions", "MemoryCluster", "Pending"}
+    for name in module.__all__:
+        assert getattr(module, name).__name__ == name
 
 
 def test_an_unknown_name_is_an_attribute_error():

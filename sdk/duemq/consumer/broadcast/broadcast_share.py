@@ -45,7 +45,7 @@ BEGIN_REQUESTS_MAX = 16  # at a time, of a start or of queues that come
 
 
 class BroadcastShare:
-    """All queues of the topics (fetcher.Sink); has GroupShare's face for push.py."""
+    """All queues of the topics (fetcher.PulledSink); has GroupShare's face for push.py."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class BroadcastShare:
                     self._file.save(*content)
                 self._saved = offsets, ids
 
-    # --- pulled (fetcher.Sink) ----------------------------------------------------------------
+    # --- pulled (fetcher.PulledSink) -----------------------------------------------------------
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Hands the messages that the subscription takes to the workers."""

@@ -81,7 +81,7 @@ class Beginning:
 
 
 class GroupShare:
-    """What one member does about assignments (membership.Owner) and pulls (fetcher.Sink)."""
+    """What one member does about assignments (membership.Owner) and pulls (fetcher.PulledSink)."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class GroupShare:
         if holding.source is not None:
             await self._dispatcher.quiet(holding.source)
 
-    # --- pulled (fetcher.Sink) ----------------------------------------------------------------
+    # --- pulled (fetcher.PulledSink) -----------------------------------------------------------
 
     def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
         """Hands the messages that the subscription takes to the workers."""

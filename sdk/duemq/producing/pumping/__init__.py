@@ -1,1 +1,1 @@
-"""What leaves when, and where to: plain Python.  `now_ms` and events in, a `Step` out."""
+"""What leaves when, and where to: plain Python.  `now_ms` and events in, a `PumpStep` out."""
