@@ -35,11 +35,13 @@ class OutsideServicer:
 
     async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.TopicRoute:
         """See nameserver.proto."""
-        return self._inside.ready(self._answers).route(request.topic)
+        self._inside.check_ready()
+        return self._answers.route(request.topic)
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.Cluster:
         """See nameserver.proto."""
-        return self._inside.ready(self._answers).cluster()
+        self._inside.check_ready()
+        return self._answers.cluster()
 
     async def WatchRoutes(
         self, request: pb.WatchRoutesRequest, context: Any

@@ -118,7 +118,7 @@ class NameserverServicer:
         self, request: pb.ForgetRequest, address: Callable[[Report], str]
     ) -> pb.ForgetResponse:
         """As Forget; `address`: the one that is told."""
-        self._registry.check_ready(self._now_ms())
+        self.check_ready()
         kind, name = _named(request)
         before = self._registry.revision
         try:
@@ -147,11 +147,13 @@ class NameserverServicer:
 
     async def GetRoute(self, request: pb.GetRouteRequest, context: Any) -> pb.TopicRoute:
         """See nameserver.proto."""
-        return self.ready(self._answers).route(request.topic)
+        self.check_ready()
+        return self._answers.route(request.topic)
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> pb.Cluster:
         """See nameserver.proto."""
-        return self.ready(self._answers).cluster()
+        self.check_ready()
+        return self._answers.cluster()
 
     async def WatchRoutes(
         self, request: pb.WatchRoutesRequest, context: Any
@@ -161,16 +163,15 @@ class NameserverServicer:
             async for update in updates:
                 yield update
 
-    def ready(self, answers: Answers) -> Answers:
-        """They count.  Raises NotReady."""
+    def check_ready(self) -> None:
+        """Raises NotReady while answers would leave out who had no time to register."""
         self._registry.check_ready(self._now_ms())
-        return answers
 
     async def watch(
         self, answers: Answers, request: pb.WatchRoutesRequest, context: Any
     ) -> AsyncGenerator[bytes, None]:
         """One watcher's updates, as `answers` has them."""
-        self.ready(answers)
+        self.check_ready()
         checks.count("topics", len(request.topics), 0, WATCHED_TOPICS_MAX)
         if self.watchers >= self._watchers_max:
             raise Overloaded(

@@ -707,7 +707,7 @@ async def test_others_have_turns_while_a_long_assignment_is_written(
 
     counting = asyncio.create_task(count())
     told = Assignment("g", "m1", 7, queues, ("m1", "m2"))
-    written = await messages.assignment_event(told, routes, Slices(), {"t": 5})
+    written = await messages.assignment_event(told, routes, Slices(), {"t": 5}, outside=False)
     counting.cancel()
     assert turns >= 2
     assignment = written.assignment

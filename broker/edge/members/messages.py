@@ -78,7 +78,7 @@ async def assignment_event(
     slices: Slices,
     reads_for_ms: Mapping[str, int],
     *,
-    outside: bool = False,
+    outside: bool,
 ) -> group_pb2.CoordinatorEvent:
     """What a member shall own, where its brokers are, and how old its group is.
 
