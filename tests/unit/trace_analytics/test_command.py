@@ -294,9 +294,11 @@ def test_java_that_is_not_up_yet_ends_with_the_job(number, tmp_path):
 # The signal comes while pyspark waits for Java: while it forks, Python would lose it.
 STARTING = """
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 from duemq_analytics import __main__ as command, session
 
 def wait(_, nap=time.sleep):
