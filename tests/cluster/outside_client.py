@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 from duemq import Admin, Message, Producer, PushConsumer
 from duemq.consumer.settings import ConsumerSettings
 
+_printing = threading.Lock()
+
 
 def tell(**said: Any) -> None:
-    print(json.dumps(said), flush=True)
+    with _printing:
+        print(json.dumps(said), flush=True)
 
 
 def main(nameserver: str, topic: str, group: str) -> None:
