@@ -56,6 +56,7 @@ def cluster(
         yield embedded
 
 
+@pytest.mark.long
 def test_however_leaders_die_nothing_is_lost_or_repeated(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_however_leaders_die_nothing_is_lost_or_repeated(
             _do(cluster, way, group, randomness)
 
 
+@pytest.mark.long
 def test_who_is_killed_in_a_hand_over_takes_nothing_along(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:

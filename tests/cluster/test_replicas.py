@@ -101,6 +101,7 @@ def test_all_survives_the_loss_of_one_disk_and_then_of_the_other(cluster: Embedd
     assert stored(cluster, topic) == sorted(bodies)
 
 
+@pytest.mark.long
 def test_delayed_messages_survive_the_loss_of_both_disks_and_come_once(
     cluster: EmbeddedCluster,
 ) -> None:

@@ -146,6 +146,7 @@ async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         await running.stop()
 
 
+@pytest.mark.long
 async def test_every_accepted_message_is_delivered_once(cluster: ShardedCluster) -> None:
     over = asyncio.Event()
 

@@ -750,6 +750,7 @@ async def test_a_peer_that_froze_is_noticed(nameserver):
         await until(stream.done)
 
 
+@pytest.mark.long
 async def test_a_quiet_watch_pings_and_is_not_turned_away(nameserver, monkeypatch):
     for patience in (
         "grpc.keepalive_timeout_ms",

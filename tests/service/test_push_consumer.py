@@ -497,6 +497,7 @@ async def test_what_takes_too_long_is_sent_back_while_it_runs(cluster, topic, co
     assert Counter(calls) == Counter([(b"stuck", 0), (b"next", 0), (b"stuck", 1)])
 
 
+@pytest.mark.long
 async def test_what_was_sent_back_and_not_committed_is_skipped_by_who_comes_next(
     cluster, topic, consumers
 ) -> None:

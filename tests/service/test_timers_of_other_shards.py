@@ -419,6 +419,7 @@ async def test_where_no_part_is_its_own_a_shard_that_is_away_is_an_error_of_all(
     assert (stats.pending, stats.replaced) == (1, 0)
 
 
+@pytest.mark.long
 async def test_a_caller_is_told_what_was_done_before_his_time_is_over(
     cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:

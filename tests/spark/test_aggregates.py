@@ -220,6 +220,7 @@ def test_runs_add_up_to_what_was_landed(spark, spans, tmp_path):
     require_errors(spark, aggregates, spans)
 
 
+@pytest.mark.long
 def test_only_the_minutes_that_are_kept_stay(spark, tmp_path):
     """Neither those that are over nor those of a clock that is ahead, whose time never comes."""
     aggregates = Aggregates(tmp_path, ParquetSpans(tmp_path))

@@ -49,6 +49,7 @@ def run(*arguments: str, cache: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # Java writes for a while
 def test_what_was_prepared_is_used_by_the_next_spark(tmp_path: Path) -> None:
     cache, scratch = tmp_path / "cache", tmp_path / "scratch"
@@ -67,6 +68,7 @@ def test_what_was_prepared_is_used_by_the_next_spark(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")  # it starts all the same
 
 
+@pytest.mark.long
 def test_all_that_a_report_needs_runs_while_java_takes_notes(
     spark: SparkSession, tmp_path: Path
 ) -> None:

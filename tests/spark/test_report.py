@@ -270,6 +270,7 @@ def test_rows_without_a_topic_hide_no_others(spark):
     assert report.busiest(sums) == [None, "a"]
 
 
+@pytest.mark.long
 def test_a_message_of_the_end_is_a_suspect_once_more_was_read_than_it(spark, tmp_path):
     lost = as_read(frame(spark, send("lost", 0)))
     sent = datetime.fromtimestamp(T0_MS / 1_000, UTC)

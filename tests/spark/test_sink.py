@@ -58,6 +58,7 @@ def test_rows_become_messages_and_can_be_written_again(spark, cluster):
     assert set(row_ids(again)).isdisjoint(row_ids(found))
 
 
+@pytest.mark.long
 def test_the_topic_may_be_a_column(spark, cluster):
     one, other = topic_name(), topic_name()
     frame = spark.createDataFrame(
