@@ -47,6 +47,13 @@ class Untraced(Origin):
         return True
 
 
+class _Traced(Origin):
+    """The same, of messages of one pull some of which carry a trace."""
+
+    carried: Mapping[int, str] | None = None
+    """`traceparent`s by offset, once somebody looked."""
+
+
 class Retry(NamedTuple):
     """The story of a message that its group sent back: `Message.retry`."""
 
@@ -216,7 +223,7 @@ class Message:
 
 def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
     """The messages of one queue of a pull's answer, in queue order."""
-    kind = Untraced if pulled.untraced else Origin
+    kind = Untraced if pulled.untraced else _Traced
     origin = kind(pulled.topic, broker, pulled.queue_id)
     records = RecordBatch.FromString(pulled.records).records
     starts, counts, store_ms = pulled.run_offsets, pulled.run_counts, pulled.run_store_ms
@@ -235,11 +242,27 @@ def messages_of(pulled: QueueRecordsView, broker: str) -> list[Message]:
 
 def traceparents(messages: Sequence[Message]) -> dict[int, str]:
     """The property of those that have one, by place."""
+    origin = messages[0]._origin
+    known = origin.carried if isinstance(origin, _Traced) else None
+    if known is not None and origin is messages[-1]._origin:
+        return {
+            index: known[message.offset]
+            for index, message in enumerate(messages)
+            if message.offset in known
+        }
     return {
         index: properties["traceparent"]
         for index, message in enumerate(messages)
         if "traceparent" in (properties := message._record.properties)
     }
+
+
+def note_traceparents(messages: Sequence[Message]) -> list[str]:
+    """The same, of all messages of a pull, which are not searched again."""
+    found, origin = traceparents(messages), messages[0]._origin
+    if isinstance(origin, _Traced):
+        origin.carried = {messages[index].offset: text for index, text in found.items()}
+    return list(found.values())
 
 
 def records_of(messages: Sequence[Message]) -> list[Record]:

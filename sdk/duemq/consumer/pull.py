@@ -22,7 +22,6 @@ from duemq.consumer.fetching.offset_client import (
     no_queue,
 )
 from duemq.consumer.fetching.process_queue import Chunk
-from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
 from duemq.consumer.settings import (
     ConsumerSettings,
@@ -359,9 +358,10 @@ class PullConsumer(AsyncClient):
         source.pending.drop()
         self._fetcher(source.queue.broker).remove(source)
 
-    def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
+    def pulled(
+        self, source: Source, messages: list[Message], records: view_pb2.QueueRecordsView
+    ) -> None:
         """Keeps what the filter takes for `poll` (fetcher.PulledSink)."""
-        messages = received(records, source.queue.broker, self._filter)
         if not messages:
             source.pending.skip_to(records.next_offset)
             return

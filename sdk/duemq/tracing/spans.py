@@ -61,7 +61,15 @@ from duemq.tracing.attributes import (
     of_message,
     server_of,
 )
-from duemq.tracing.contexts import TRACEPARENT, FoundContexts, contexts_in, extract, properties_of
+from duemq.tracing.contexts import (
+    LINKS_MAX,
+    TRACEPARENT,
+    FoundContexts,
+    contexts_in,
+    extract,
+    is_sampled,
+    properties_of,
+)
 from duemq.tracing.sampling import ChosenIds, Head
 
 if TYPE_CHECKING:
@@ -223,18 +231,22 @@ def record_receive(
     group: str = "",
     client_id: str = "",
     server: str = "",
-    records: bytes | memoryview = b"",
+    carried: Sequence[str] = (),
 ) -> None:
     """Records that a pull brought `count` records of one queue, from `offset` to `last_offset`.
 
-    `server`: the broker's address.
+    `server`: the broker's address.  `carried`: the `traceparent`s of their messages.
     """
+    if not (traced(topic) and enabled()):
+        return
     attributes = attributes_of("receive", topic) | server_of(server)
     attributes |= {QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
     attributes |= filled({BROKER: broker, GROUP: group, CLIENT_ID: client_id})
     if last_offset - offset != count - 1:
         attributes[LAST_OFFSET] = last_offset  # there are gaps
-    record_frame("receive", SpanKind.CLIENT, topic, attributes, records, start_ns, end_ns, None)
+    sampled = list(filter(is_sampled, carried))
+    found = FoundContexts(sampled[:LINKS_MAX], len(sampled))
+    record("receive", SpanKind.CLIENT, topic, attributes, found, start_ns, end_ns, None)
 
 
 def record_settle(

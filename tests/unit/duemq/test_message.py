@@ -1,7 +1,14 @@
 import pickle
 
 from duemq.administering.letters.resending import Letter
-from duemq.message import Message, Origin, Outgoing, messages_of
+from duemq.message import (
+    Message,
+    Origin,
+    Outgoing,
+    messages_of,
+    note_traceparents,
+    traceparents,
+)
 from duemq.v1 import message_pb2
 from duemq.v1.message_pb2 import Record, RecordBatch
 from duemq.v1.view_pb2 import QueueRecordsView
@@ -119,3 +126,27 @@ def test_pickling():
 def test_outgoing_has_the_arguments_of_send():
     assert Outgoing(b"x", delay="5s") == Outgoing(b"x", delay="5s")
     assert Outgoing(b"x").key is None
+
+
+def traced(offsets, counts, texts):
+    records = [Record(properties={"traceparent": text} if text else {}) for text in texts]
+    answer = pulled(offsets, counts, [0] * len(counts))
+    answer.records = RecordBatch(records=records).SerializeToString()
+    return messages_of(answer, "b")
+
+
+def test_what_a_pull_carries_is_looked_for_once():
+    texts = ["", "x", "", "", "y", ""]
+    messages = traced([5, 20], [3, 3], texts)
+    assert note_traceparents(messages) == ["x", "y"]
+    messages[0]._record.properties["traceparent"] = "nobody looks"
+    assert traceparents(messages) == {1: "x", 4: "y"}
+    assert traceparents(messages[1:5:3]) == {0: "x", 1: "y"}
+    assert traceparents(messages[2:4]) == {}
+
+
+def test_messages_of_several_pulls_are_looked_at_one_by_one():
+    noted, others = traced([5], [2], ["", "x"]), traced([5], [2], ["y", ""])
+    note_traceparents(noted)
+    assert traceparents([*noted, *others]) == {1: "x", 2: "y"}
+    assert traceparents([*others, *noted]) == {0: "y", 3: "x"}

@@ -185,7 +185,11 @@ def test_all_spans_of_sampled_messages_add_up_to_the_same():
             whole = {"start_ns": 1, "end_ns": 2, "records": b"".join(records)}
             services.record_store("orders", "b", 0, 0, 50, **whole)
             services.record_schedule("orders", "b", 0, 0, 50, **whole)
-            tracing.record_receive("orders", "b", 0, 0, 50, last_offset=49, **whole)
+            carried = [each[TRACEPARENT] for each in frame if each]
+            times = {"start_ns": 1, "end_ns": 2}
+            tracing.record_receive(
+                "orders", "b", 0, 0, 50, last_offset=49, carried=carried, **times
+            )
             due = [1] * 25 + [2] * 25
             sizes = [len(record) for record in records]
             services.record_fire("orders", "b", 0, 0, due, store_ms=3, sizes=sizes, **whole)

@@ -18,7 +18,6 @@ from duemq.consumer.delivery.seams import Spawn
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import REFUSED_WAIT_S, Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient
-from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings, Order, StartFrom, resolved
 from duemq.errors import (
@@ -299,9 +298,10 @@ class BroadcastShare:
 
     # --- pulled (fetcher.PulledSink) -----------------------------------------------------------
 
-    def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
+    def pulled(
+        self, source: Source, messages: list[Message], records: view_pb2.QueueRecordsView
+    ) -> None:
         """Hands the messages that the subscription takes to the workers."""
-        messages = received(records, source.queue.broker, source.filter)
         if messages:
             size_bytes = len(records.records)
             self._dispatcher.dispatch(source, messages, records.next_offset, size_bytes)

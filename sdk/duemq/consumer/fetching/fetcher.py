@@ -18,10 +18,11 @@ from typing import Any, Protocol, cast
 import grpc.aio
 
 from duemq.consumer.fetching.process_queue import ProcessQueue
+from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import Filter
 from duemq.consumer.settings import ConsumerSettings
 from duemq.errors import Corrupt, DuemqError, Internal, PermissionDenied, Timeout
-from duemq.message import Message
+from duemq.message import Message, note_traceparents
 from duemq.protocol.balance import MessageQueue
 from duemq.tracing import meters, spans
 from duemq.transport import status, streams
@@ -80,8 +81,10 @@ class _Open:
 class PulledSink(Protocol):
     """Takes what was pulled.  Called in the event loop; may drop the source."""
 
-    def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
-        """Records, or at least a new `next_offset`.  Raises Corrupt."""
+    def pulled(
+        self, source: Source, messages: list[Message], records: view_pb2.QueueRecordsView
+    ) -> None:
+        """Those of these records that the subscription takes, or at least a new `next_offset`."""
         ...
 
     def refused(self, source: Source, error: DuemqError) -> None:
@@ -284,14 +287,12 @@ class Fetcher:
             if request is None:
                 raise Internal(f"{self._broker} answered pull {response.request_id}, which is over")
             now_s = self._loop.time()
-            if (traced := spans.enabled()) or meters.enabled():
-                self._watched(response.queues, now_s - request.heard_s, traced=traced)
-            request.heard_s = now_s
+            asked_s, request.heard_s = now_s - request.heard_s, now_s
             if not response.open:
                 del self._open[response.request_id]
                 _free(request)
                 self._wake.set()
-            self._hand_over(response.queues, request)
+            self._hand_over(response.queues, request, asked_s)
             if response.open and self._is_short(request):
                 self._to_extend.append(response.request_id)
                 self._wake.set()
@@ -302,36 +303,36 @@ class Fetcher:
         return request.messages < window.messages * REFILL or request.bytes < window.bytes * REFILL
 
     def _watched(
-        self, answers: Iterable[view_pb2.QueueRecordsView], asked_s: float, *, traced: bool
+        self, records: view_pb2.QueueRecordsView, messages: list[Message], asked_s: float
     ) -> None:
         """Spans and measures the way here: from the request, or the storing if that waited."""
         end_ns, server = time.time_ns(), self._client.address_of(self._broker)
         asked_ns = end_ns - round(asked_s * 1e9)
-        for records in answers:
-            count = sum(records.run_counts)
-            if not count:
-                continue
-            start_ns = min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns)
-            seconds = (end_ns - start_ns) / 1e9
-            meters.received(records.topic, self._group, count, seconds, server)
-            if not traced or records.untraced:
-                continue
-            spans.record_receive(
-                records.topic,
-                self._broker,
-                records.queue_id,
-                records.run_offsets[0],
-                count,
-                last_offset=records.run_offsets[-1] + records.run_counts[-1] - 1,
-                start_ns=start_ns,
-                end_ns=end_ns,
-                group=self._group,
-                client_id=self._member_id,
-                server=server,
-                records=records.records,
-            )
+        count = sum(records.run_counts)
+        start_ns = min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns)
+        seconds = (end_ns - start_ns) / 1e9
+        meters.received(records.topic, self._group, count, seconds, server)
+        if records.untraced or not spans.enabled():
+            return
+        spans.record_receive(
+            records.topic,
+            self._broker,
+            records.queue_id,
+            records.run_offsets[0],
+            count,
+            last_offset=records.run_offsets[-1] + records.run_counts[-1] - 1,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            group=self._group,
+            client_id=self._member_id,
+            server=server,
+            carried=note_traceparents(messages),
+        )
 
-    def _hand_over(self, answers: Iterable[view_pb2.QueueRecordsView], request: _Open) -> None:
+    def _hand_over(
+        self, answers: Iterable[view_pb2.QueueRecordsView], request: _Open, asked_s: float
+    ) -> None:
+        watched = spans.enabled() or meters.enabled()
         for records in answers:
             request.messages -= sum(records.run_counts)
             request.bytes -= len(records.records)
@@ -342,9 +343,13 @@ class Fetcher:
                 self._refused(source, status.from_proto(records.error))
                 continue
             try:
-                self._sink.pulled(source, records)
+                messages = received(records, self._broker, source.filter)
             except Corrupt as error:
                 self._refused(source, error)
+                continue
+            if watched and messages:
+                self._watched(records, messages, asked_s)
+            self._sink.pulled(source, messages, records)
 
     def _refused(self, source: Source, error: DuemqError) -> None:
         """What the request brings from now on would leave a gap."""

@@ -22,7 +22,6 @@ from duemq.consumer.delivery.seams import Dispatcher, DispatchOptions, Spawn
 from duemq.consumer.delivery.workers import Callback
 from duemq.consumer.fetching.fetcher import Fetcher, Source
 from duemq.consumer.fetching.offset_client import OffsetClient, Start
-from duemq.consumer.fetching.receiving import received
 from duemq.consumer.fetching.subscription import ALL, Filter
 from duemq.consumer.group.committing import Committer, Lost
 from duemq.consumer.group.holdings import Holding, Holdings, HoldingStep
@@ -36,6 +35,7 @@ from duemq.errors import (
     OffsetOutOfRange,
     TopicReplaced,
 )
+from duemq.message import Message
 from duemq.protocol.balance import MessageQueue
 from duemq.protocol.names import retry_topic
 from duemq.transport.cluster_client import Client
@@ -385,9 +385,10 @@ class GroupShare:
 
     # --- pulled (fetcher.PulledSink) -----------------------------------------------------------
 
-    def pulled(self, source: Source, records: view_pb2.QueueRecordsView) -> None:
+    def pulled(
+        self, source: Source, messages: list[Message], records: view_pb2.QueueRecordsView
+    ) -> None:
         """Hands the messages that the subscription takes to the workers."""
-        messages = received(records, source.queue.broker, source.filter)
         if settled := self._by_source[source].settled:
             messages = [message for message in messages if message.offset not in settled]
         if messages:

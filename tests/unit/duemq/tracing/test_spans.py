@@ -23,7 +23,7 @@ from duemq.tracing import contexts as trace_contexts
 from duemq.tracing import processing
 from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import TRACEPARENT, TRACESTATE
-from duemq.v1.message_pb2 import Record, RecordBatch
+from duemq.v1.message_pb2 import Record
 
 
 @pytest.fixture
@@ -51,11 +51,12 @@ SAMPLED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
 REFUSED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
 
 
-def receive(topic, count=1, last_offset=0, records=b""):
+def receive(topic, properties, count=1, last_offset=0):
     """Records a pull from offset 0 on."""
     times = {"start_ns": 1, "end_ns": 2}
+    carried = [properties[TRACEPARENT]] if TRACEPARENT in properties else []
     tracing.record_receive(
-        topic, "b", 0, 0, count, last_offset=last_offset, records=records, **times
+        topic, "b", 0, 0, count, last_offset=last_offset, carried=carried, **times
     )
 
 
@@ -67,11 +68,6 @@ def received(topic="orders", properties=SAMPLED, deliveries=0, origin=None, **fi
         7,
         0,
     )
-
-
-def encoded(*properties):
-    batch = RecordBatch(records=[Record(body=b"x" * 40, properties=p) for p in properties])
-    return batch.SerializeToString()
 
 
 def parts(spans):
@@ -192,7 +188,7 @@ def test_a_span_processor_that_raises_fails_neither_callback_nor_pull():
     try:
         with processing.process([received()]):
             pass
-        receive("orders", records=encoded(SAMPLED))
+        receive("orders", SAMPLED)
     finally:
         tracing.use(None)
 
@@ -241,16 +237,15 @@ def test_a_delayed_message_is_late_by_its_start_less_its_due_time(recorded):
 
 
 def test_a_pull_with_gaps_says_where_it_ends(recorded):
-    receive("orders", 3, last_offset=2, records=encoded(SAMPLED))
-    receive("orders", 3, last_offset=9, records=encoded(SAMPLED))
+    receive("orders", SAMPLED, 3, last_offset=2)
+    receive("orders", SAMPLED, 3, last_offset=9)
     ends = [span.attributes.get(attribute.LAST_OFFSET) for span in recorded.get_finished_spans()]
     assert ends == [None, 9]
 
 
 def test_topics_of_the_system_are_not_traced(recorded):
     assert tracing.start_send("%TRACE%", "m1") is None
-    records = encoded(SAMPLED)
-    receive("%TRACE%", records=records)
+    receive("%TRACE%", SAMPLED)
     with processing.process([received(topic="%TRACE%")]):
         pass
     assert parts(recorded) == []
@@ -308,8 +303,7 @@ def test_what_carries_no_sampled_context_has_no_span(recorded):
         with processing.process([message, message]):
             pass
         tracing.record_settle(message, start_ns=1, end_ns=2)
-        records = encoded(properties)
-        receive("orders", records=records)
+        receive("orders", properties)
     assert parts(recorded) == []
 
 
