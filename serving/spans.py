@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opentelemetry.trace import SpanKind
+from opentelemetry.util.types import AttributeValue
 
 from duemq.tracing.attributes import (
     BATCH_COUNT,
@@ -20,8 +21,8 @@ from duemq.tracing.attributes import (
     TIMED,
     attributes_of,
 )
-from duemq.tracing.contexts import contexts_in
-from duemq.tracing.spans import enabled, record, record_frame, traced
+from duemq.tracing.spans import enabled, record, traced
+from duemq_server.serving.encoded_contexts import contexts_in
 
 __all__ = ["enabled", "record_fire", "record_schedule", "record_store", "traced"]
 
@@ -59,7 +60,7 @@ def record_store(
         attributes[BODY_BYTES] = body_bytes
     if timed:
         attributes[TIMED] = True
-    record_frame("store", SpanKind.SERVER, topic, attributes, records, start_ns, end_ns, error)
+    _record_frame("store", SpanKind.SERVER, topic, attributes, records, start_ns, end_ns, error)
 
 
 def record_schedule(
@@ -83,7 +84,9 @@ def record_schedule(
     attributes |= {BROKER: broker, QUEUE: str(queue), QUEUE_OFFSET: offset, BATCH_COUNT: count}
     if due_ms:
         attributes[DUE_MS] = due_ms
-    record_frame("schedule", SpanKind.INTERNAL, topic, attributes, records, start_ns, end_ns, error)
+    _record_frame(
+        "schedule", SpanKind.INTERNAL, topic, attributes, records, start_ns, end_ns, error
+    )
 
 
 def record_fire(
@@ -144,3 +147,19 @@ def _ends(sizes: Sequence[int]) -> list[int]:
         position += int(size)
         ends.append(position)
     return ends
+
+
+def _record_frame(
+    operation: str,
+    kind: SpanKind,
+    topic: str,
+    attributes: dict[str, AttributeValue],
+    records: bytes | memoryview,
+    start_ns: int,
+    end_ns: int,
+    error: BaseException | None,
+) -> None:
+    """Records one span for the sampled messages of a frame; BATCH_COUNT says how many it has."""
+    if traced(topic) and enabled():
+        found = contexts_in(records)
+        record(operation, kind, topic, attributes, found, start_ns, end_ns, error)

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from duemq.tracing.contexts import (
     LINKS_MAX,
     TRACEPARENT,
-    contexts_in,
     extract,
     is_sampled,
     usual_ids,
 )
 from duemq.v1.message_pb2 import Record, RecordBatch
+from duemq_server.serving.encoded_contexts import contexts_in
 
 # Generating frames takes long where the machine is busy; that says nothing about them.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

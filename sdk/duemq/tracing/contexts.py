@@ -1,8 +1,4 @@
-"""Creation contexts: how a message carries its send span (W3C Trace Context), and baggage.
-
-Brokers and timer shards do not decode records: `contexts_in` finds the encoded property by a byte
-search.  Only what is sampled carries one, so that most frames need no more than that search.
-"""
+"""Creation contexts: how a message carries its send span (W3C Trace Context), and baggage."""
 
 from __future__ import annotations
 
@@ -17,8 +13,6 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from duemq.protocol.record_bytes import read_entry
-
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 BAGGAGE = "baggage"
@@ -30,26 +24,15 @@ _W3C = TraceContextTextMapPropagator()
 _W3C_BAGGAGE = W3CBaggagePropagator()
 # What we write ourselves; everything else is the library's to read.
 _USUAL = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_USUAL_LENGTH = 55
+USUAL_LENGTH = 55
+"""Of `traceparent`, as we write it."""
 _USUAL_SIGNS = ((0, "0"), (1, "0"), (2, "-"), (35, "-"), (52, "-"))
 # In ids that are none, and hardly ever in others.
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
-# How a map entry {"traceparent": <text>} of Record.properties starts on the wire; the text's length
-# (one byte) and the text follow.
-_ENCODED_PROPERTY = b"\x0a\x0btraceparent\x12"
-_USUAL_HEAD = bytes([_USUAL_LENGTH]) + b"00-"
-# From where the property begins.
-_HEAD_AT = len(_ENCODED_PROPERTY)
-_IDS_AT = _HEAD_AT + len(_USUAL_HEAD)
-_USUAL_BYTES = _HEAD_AT + 1 + _USUAL_LENGTH
-_FLAG_AT = _USUAL_BYTES - 1
-_USUAL_START = tuple(bytes([byte]) for byte in _ENCODED_PROPERTY + _USUAL_HEAD)
-_SAMPLED_SIGNS = "13579bdf"
-_SAMPLED = frozenset(_SAMPLED_SIGNS)
-_SAMPLED_FLAGS = _SAMPLED_SIGNS.encode()
-# So many entries of one size are worth looking at by column.
-_REGULAR_MIN = 16
+SAMPLED_SIGNS = "13579bdf"
+"""Its last one says that it is sampled."""
+_SAMPLED = frozenset(SAMPLED_SIGNS)
 
 
 @dataclass(frozen=True)
@@ -93,82 +76,9 @@ def extract(properties: Mapping[str, str]) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-def contexts_in(
-    records: bytes | memoryview, *, start: int = 0, end: int | None = None
-) -> FoundContexts:
-    """The sampled creation contexts in encoded records, found without decoding them.
-
-    A body that happens to hold the same bytes counts too and does no other harm.
-    """
-    searched = records if isinstance(records, bytes) else bytes(records)
-    past = len(searched) if end is None else end
-    places: list[int] = []
-    while start < past:
-        size, count = _regular(searched, start, past)
-        if count < _REGULAR_MIN:
-            places += _by_search(searched, start, past)
-            break
-        stop = start + size * count
-        places += _by_column(searched, start, stop, size) or _by_search(searched, start, stop)
-        start = stop
-    return FoundContexts([_text_of(searched, at, past) for at in places[:LINKS_MAX]], len(places))
-
-
-def _regular(records: bytes, start: int, past: int) -> tuple[int, int]:
-    """(Bytes of the entry that begins here, how many as large there are from here on)."""
-    record_at, end = read_entry(records, start, past)
-    if record_at < 0:
-        return 0, 0
-    size = end - start
-    counts = []
-    for place in range(start, record_at):
-        column = records[place : past - size + 1 + place - start : size]
-        counts.append(len(column) - len(column.lstrip(records[place : place + 1])))
-    return size, min(counts)
-
-
-def _by_column(records: bytes, start: int, stop: int, size: int) -> Sequence[int]:
-    """Where the properties are, if all entries, of this size, have a sampled one at one place.
-
-    As `send_many` makes them.  It takes a slice for each byte of a property's head.
-    """
-    at = records.find(_ENCODED_PROPERTY, start, start + size)
-    if at < 0 or at + _USUAL_BYTES > start + size:
-        return ()
-    count = (stop - start) // size
-    for place, byte in enumerate(_USUAL_START, at):
-        if records[place:stop:size] != byte * count:
-            return ()
-    flags = records[at + _FLAG_AT : stop : size]
-    return () if flags.translate(None, _SAMPLED_FLAGS) else range(at, stop, size)
-
-
-def _by_search(records: bytes, start: int, past: int) -> Sequence[int]:
-    """Where sampled properties are."""
-    found: list[int] = []
-    add, rfind = found.append, records.rfind
-    # From the end: the interpreter's search backwards is the quicker one.
-    at = rfind(_ENCODED_PROPERTY, start, past)
-    while at >= 0:
-        # Nearly all are usual, and only the first become texts.
-        if at <= past - _USUAL_BYTES and records[at + _HEAD_AT : at + _IDS_AT] == _USUAL_HEAD:
-            if records[at + _FLAG_AT] in _SAMPLED_FLAGS:
-                add(at)
-        elif at < past - _HEAD_AT and is_sampled(_text_of(records, at, past)):
-            add(at)
-        at = rfind(_ENCODED_PROPERTY, start, at)
-    return found[::-1]
-
-
-def _text_of(records: bytes, at: int, past: int) -> str:
-    """Of the property that is encoded at a place."""
-    text_at = at + _HEAD_AT + 1
-    return records[text_at : min(past, text_at + records[text_at - 1])].decode("ascii", "replace")
-
-
 def is_sampled(text: str) -> bool:
     """Whether a `traceparent` decides for a trace."""
-    if len(text) == _USUAL_LENGTH and text.startswith("00-"):
+    if len(text) == USUAL_LENGTH and text.startswith("00-"):
         return text[-1] in _SAMPLED
     context = extract({TRACEPARENT: text})
     return context is not None and context.trace_flags.sampled
@@ -179,17 +89,17 @@ def usual_ids(texts: Sequence[str]) -> tuple[bytes, bytes] | None:
 
     None: there are none, or one is not sampled, not valid, or not as we write it.
     """
-    if set(map(len, texts)) != {_USUAL_LENGTH}:
+    if set(map(len, texts)) != {USUAL_LENGTH}:
         return None
     joined, count = "".join(texts), len(texts)
     for place, sign in _USUAL_SIGNS:
-        if joined[place::_USUAL_LENGTH] != sign * count:
+        if joined[place::USUAL_LENGTH] != sign * count:
             return None
-    if joined[_USUAL_LENGTH - 1 :: _USUAL_LENGTH].strip(_SAMPLED_SIGNS):
+    if joined[USUAL_LENGTH - 1 :: USUAL_LENGTH].strip(SAMPLED_SIGNS):
         return None
     trace_ids = "".join([text[3:35] for text in texts])
     span_ids = "".join([text[36:52] for text in texts])
-    hexes = trace_ids + span_ids + joined[_USUAL_LENGTH - 2 :: _USUAL_LENGTH]
+    hexes = trace_ids + span_ids + joined[USUAL_LENGTH - 2 :: USUAL_LENGTH]
     if hexes.encode().translate(None, b"0123456789abcdef"):
         return None
     if _NO_TRACE in trace_ids or _NO_SPAN in span_ids:

@@ -65,7 +65,6 @@ from duemq.tracing.contexts import (
     LINKS_MAX,
     TRACEPARENT,
     FoundContexts,
-    contexts_in,
     extract,
     is_sampled,
     properties_of,
@@ -293,22 +292,6 @@ class Finished(NamedTuple):
     start_ns: int
     end_ns: int
     error: BaseException | None
-
-
-def record_frame(
-    operation: str,
-    kind: SpanKind,
-    topic: str,
-    attributes: dict[str, AttributeValue],
-    records: bytes | memoryview,
-    start_ns: int,
-    end_ns: int,
-    error: BaseException | None,
-) -> None:
-    """Records one span for the sampled messages of a frame; BATCH_COUNT says how many it has."""
-    if traced(topic) and enabled():
-        found = contexts_in(records)
-        record(operation, kind, topic, attributes, found, start_ns, end_ns, error)
 
 
 def record(
