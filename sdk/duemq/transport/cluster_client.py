@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from duemq.errors import (
     DuemqError,
     InvalidArgument,
     MissingBroker,
+    Timeout,
     TopicNotFound,
     Unavailable,
 )
@@ -29,7 +31,7 @@ from duemq.transport import channel, retrying, status
 from duemq.transport.cancel_calls import CancelCalls
 from duemq.transport.routing.diagnosis import Diagnosis, diagnose
 from duemq.transport.routing.route_watcher import RouteWatcher
-from duemq.v1 import admin_pb2, stubs
+from duemq.v1 import admin_pb2, nameserver_pb2, stubs
 
 log = logging.getLogger(__name__)
 
@@ -348,6 +350,8 @@ class Client:
     async def _create(self, topic: str, timeout_s: float) -> frozenset[str]:
         deadline = time.monotonic() + timeout_s
         await self.wait_for(lambda routes: bool(routes.brokers), timeout_s)
+        if made := await self._made_by_others(topic):
+            return made
         request = admin_pb2.CreateTopicRequest(
             topic=admin_pb2.TopicConfig(name=topic), if_missing=True
         )
@@ -366,6 +370,28 @@ class Client:
             task.add_done_callback(self._made)
         # Those that take longer are not waited for; they make it all the same.
         return await _first_and_those_close_behind(asked)
+
+    async def _made_by_others(self, topic: str) -> frozenset[str]:
+        """Who has a topic of which the nameservers have not told us yet: it stays on these."""
+        ask = stubs.NameserverStub.ask("GetRoute", nameserver_pb2.GetRouteRequest(topic=topic))
+        made: set[str] = set()
+
+        async def at(nameserver: str) -> None:
+            with suppress(DuemqError):
+                route = await self.once(nameserver, ask, CREATE_GRACE_S)
+                made.update(served.broker for served in route.brokers)
+
+        await asyncio.gather(*map(at, self.nameservers))
+        live = {broker.name for broker in self._routes.brokers}
+        if made and not made >= live:  # it may be being made on the others
+
+            def is_whole(routes: RouteCache) -> bool:
+                route = routes.route(topic)
+                return route is not None and {each.broker for each in route.brokers} >= live
+
+            with suppress(Timeout):
+                await self.wait_for(is_whole, CREATE_GRACE_S)
+        return frozenset(made)
 
     def _made(self, task: asyncio.Task[str]) -> None:
         self._making.discard(task)
