@@ -101,12 +101,19 @@ class World:
             self.work(run.segments[run.current])
             run.current += 1
         segment = run.segments[run.current]
-        if not self.lists and not segment.failures and segment.done < len(segment.entries) - 1:
-            self.finish(segment.entries[segment.done])
-            segment.done += 1
+        if not self.lists and (segment.free or not segment.failures):
+            for entry in segment.entries[segment.done : -1][: self.draw(st.integers(0, 2))]:
+                if segment.free and self.draw(st.booleans()):
+                    segment.failures.append(Failed(segment.done, 1, ERROR))
+                else:
+                    self.finish(entry)
+                segment.done += 1
         begun = segment.entries[segment.done : segment.done + 1]
-        run.segments = self.lanes.take_back(run.segments, run.current)
-        assert run.segments[-1].entries[segment.done : segment.done + 1] == begun
+        *tried, hung = self.lanes.take_back(run.segments, run.current)
+        assert hung.entries[segment.done : segment.done + 1] == begun
+        run.segments, run.current = [hung], 0
+        for failure in self.lanes.ended(tried):
+            self.judge(failure.lane)
 
     def work(self, segment: Segment[Sent]) -> None:
         if self.lists:

@@ -671,6 +671,26 @@ async def test_a_key_goes_on_although_another_one_of_its_run_takes_long(
     assert [offset for offset, key, _ in journal.calls if key == "b"] == [1, 3]
 
 
+@pytest.mark.parametrize("order", ["key", None])
+@either
+async def test_a_failure_is_tried_again_although_a_later_message_of_its_run_takes_long(
+    order: str | None, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages without a key; the long one fails as well, once and not again for the others."""
+    journal, queue = Journal(), source()
+    journal.fail = {0: [ValueError("no")], 2: [ValueError("no")], 3: [ValueError("no")]}
+    slow = journal.hold(3)
+    async with consuming(order, journal.callback(asynchronous), threads=2) as consumption:
+        monkeypatch.setattr(in_place, "RUN_S", 60.0)  # a worker takes all that there is
+        consumption.give(queue, *[None] * 5)
+        await until(lambda: queue.pending.commit_point == 3)
+        await until(lambda: queue.pending.unfinished == 1)
+        assert not slow.is_set()
+        slow.set()
+        await until(lambda: done(queue))
+    assert Counter(journal.offsets) == {0: 2, 1: 1, 2: 2, 3: 2, 4: 1}
+
+
 @either
 async def test_what_waits_for_a_long_message_stays_behind_it(asynchronous: bool) -> None:
     journal, queue = Journal(), source()

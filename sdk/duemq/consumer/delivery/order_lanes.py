@@ -156,15 +156,21 @@ class OrderLanes(Generic[M]):
         """A worker hangs in one message: frees what does not wait for that one.
 
         The worker has been stopped and is in segment `current`, at the message `done` of it, which
-        it has begun or leaves out; answers what it keeps, for `ended`.
+        it has begun or leaves out; answers what was tried before, and last what it keeps, each for
+        `ended`.
         """
         self.ended(segments[current + 1 :])
-        segment = segments[current]
+        *tried, segment = segments[: current + 1]
         if segment.lane is None and not self._lists:
-            past = segment.done + 1
-            self._free.extendleft(reversed(segment.entries[past:]))
-            segment.entries = segment.entries[:past]
-        return segments[: current + 1]
+            done = segment.done  # before the look at `failures`, which the worker adds to
+            self._free.extendleft(reversed(segment.entries[done + 1 :]))
+            segment.entries = segment.entries[: done + 1]
+            front = Segment(None, segment.entries[:done])
+            front.done = done
+            front.failures = [each for each in segment.failures if each.index < done]
+            del segment.failures[: len(front.failures)]
+            tried.append(front)
+        return [*tried, segment]
 
     def suspend(self, lane: OrderLane[M], until_ms: int) -> None:
         """The lane waits: what failed is tried again then."""
