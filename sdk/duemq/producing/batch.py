@@ -14,6 +14,7 @@ import logging
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from duemq.producing import batch_encoding, handle
@@ -22,6 +23,7 @@ from duemq.protocol import checks
 from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.tracing import sends, spans
 from duemq.tracing.sampling import NEVER, RUN_MESSAGES
+from duemq.v1.broker_pb2 import SendRequest
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -73,6 +75,7 @@ class Batch:
         "encoded",
         "epoch",
         "error",
+        "errors",
         "extras",
         "growing",
         "id_head",
@@ -145,6 +148,8 @@ class Batch:
 
         self.done = False
         self.error: DuemqError | None = None
+        self.errors: dict[int, DuemqError] = {}
+        """Of messages that fail alone."""
         self.broker = ""
         """Whose lane numbered it; at last the one that has it."""
         self.queue_id = 0
@@ -300,6 +305,28 @@ class Batch:
             untraced=not self.traced,
         )
 
+    def leave_out(self, error: DuemqError) -> bool:
+        """Fails messages that are too large by a refusal; whether others are left."""
+        if error.field != "body" or not error.limit.isdecimal():
+            return False
+        limit = int(error.limit)
+        request = SendRequest.FromString(self.encoded)
+        sent = request.batches[0]
+        left = [index for index in range(self.count) if index not in self.errors]
+        records = sent.records.records
+        for place in reversed(range(len(left))):
+            if (size := len(records[place].body)) > limit:
+                self.errors[left[place]] = type(error)(
+                    f"body: {size} bytes, at most {limit}", field="body", value=size, limit=limit
+                )
+                for column in (sent.delays_ms, sent.due_ms, sent.delay_levels, records):
+                    if len(column) == len(records):  # not one for all
+                        del column[place]
+        for column in (sent.sizes, sent.tag_hashes, sent.key_hashes):
+            del column[:]  # the broker makes them
+        self.encoded = request.SerializeToString()
+        return 0 < len(records) < len(left)
+
     def stored(
         self,
         broker: str,
@@ -313,11 +340,14 @@ class Batch:
         self.broker, self.store_id = broker, store_id
         self.queue_id, self.base_offset = queue_id, base_offset
         self.store_ms, self.due_ms = store_ms, due_ms
+        self.error = next(iter(self.errors.values()), None)
         self._settle()
 
     def failed(self, error: DuemqError) -> None:
         """It is given up.  `wake` then tells who waits."""
         self.error = error
+        if self.errors:
+            self.errors = dict.fromkeys(range(self.count), error) | self.errors
         self._settle()
 
     def _settle(self) -> None:
@@ -336,12 +366,22 @@ class Batch:
         if self.sends:
             begun, self.sends, self.run = self.sends, [], None
             try:
-                sends.end(self, begun, server)
+                self._end(begun, server)
             except Exception:
                 log.exception("spans of messages to topic %s failed", self.topic)
         waiters, self.waiters = self.waiters, []
         for wake in waiters:
             wake()
+
+    def _end(self, begun: list[tuple[int, sends.Begun]], server: str) -> None:
+        if not self.errors:
+            sends.end(self, begun, server)
+            return
+        for index, span in sends.one_by_one(begun):
+            own = copy(self)
+            own.error = self.error_of(index)
+            own.base_offset += self.place_of(index) - index
+            sends.end(own, [(index, span)], server)
 
     def check_callback(self, callback: object) -> None:
         """Raises InvalidArgument for what is none."""
@@ -376,7 +416,11 @@ class Batch:
 
     def error_of(self, index: int) -> DuemqError | None:
         """Why the message at `index` is not stored."""
-        return self.error
+        return self.errors.get(index) if self.errors else self.error
+
+    def place_of(self, index: int) -> int:
+        """Of the message at `index` among those stored."""
+        return index - sum(map(index.__gt__, self.errors))
 
     def replaced_of(self, index: int) -> str | None:
         """The timer handle of what the message at `index` replaced."""
@@ -388,14 +432,13 @@ class Batch:
 
     def due_ms_of(self, index: int) -> int:
         """When the message at `index` is due, as the broker resolved it."""
-        (due_ms,) = _DUE_MS.unpack_from(self.due_ms, _DUE_MS.size * index)
+        (due_ms,) = _DUE_MS.unpack_from(self.due_ms, _DUE_MS.size * self.place_of(index))
         return int(due_ms)
 
     def handle_of(self, index: int) -> str:
         """The timer handle of the message at `index`."""
-        return handle.encode(
-            self.store_id, self.queue_id, self.base_offset + index, self.due_ms_of(index)
-        )
+        offset = self.base_offset + self.place_of(index)
+        return handle.encode(self.store_id, self.queue_id, offset, self.due_ms_of(index))
 
 
 def may_begin(extras: Extras | None, parent: SpanContext | None) -> bool:

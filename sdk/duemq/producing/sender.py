@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout
+from duemq.producing.batch import Batch
 from duemq.producing.broker_link import Link
-from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.losses import Losses
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.pumping.in_flight import Answer, Frame
@@ -116,15 +116,8 @@ class Sender:
         if step.next_ms < self._timer_ms:
             self._wake_at(step.next_ms)
         # At the end: who is woken may submit, and so come back here.
-        metered = bool(step.done) and meters.enabled()
         for batch in step.done:
-            server = self._client.address_of(batch.broker) if metered or batch.sends else ""
-            if metered:
-                seconds = time.time() - batch.begun_ms / 1000
-                meters.sent(batch.topic, batch.count, seconds, batch.error, server)
-            batch.wake(server)
-            if batch.error is not None:
-                self._losses.add(batch, batch.error)
+            self._tell(batch, self._client.address_of(batch.broker))
 
     def _wake_at(self, when_ms: float) -> None:
         if self._timer is not None:
@@ -144,10 +137,12 @@ class Sender:
             link = self._links[broker] = Link(self._client, broker, self)
         return link
 
-    def settled(self, batch: KeyedBatch) -> None:
+    def settled(self, batch: Batch) -> None:
         """A timer shard answered it, or it was given up.  Some of its messages may be refused."""
         timers = self._client.routes.timers
-        server = next((each.address for each in timers if each.name == batch.broker), "")
+        self._tell(batch, next((each.address for each in timers if each.name == batch.broker), ""))
+
+    def _tell(self, batch: Batch, server: str) -> None:
         if meters.enabled():
             seconds = time.time() - batch.begun_ms / 1000
             failed = len(batch.errors) or (batch.count if batch.error is not None else 0)

@@ -140,7 +140,10 @@ class MemoryBroker(MemoryLogs):
             self.check(batch.topic, records)
             dues = self.dues_of(sent, len(records))
         except (InvalidArgument, TooLarge, TopicNotFound) as error:
-            batch.failed(error)
+            if batch.leave_out(error):
+                self._store(batch)
+            else:
+                batch.failed(error)
             return
         for record in records:
             record.born_ms = self.now_ms

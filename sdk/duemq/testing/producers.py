@@ -15,7 +15,6 @@ from duemq.producing.blocking import Producer
 from duemq.producing.cancels import CancelOutcome, Handles
 from duemq.producing.intake import Intake
 from duemq.producing.keyed.asks import Ref, TimerKey
-from duemq.producing.keyed.batch import KeyedBatch
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
@@ -152,7 +151,7 @@ class AioMemoryProducer(aio.Producer):
         """As Sender."""
         return self._find(topic)
 
-    def settled(self, batch: KeyedBatch) -> None:
+    def settled(self, batch: Batch) -> None:
         """As Sender."""
         batch.wake()
         self._ended(batch)
@@ -176,7 +175,7 @@ class AioMemoryProducer(aio.Producer):
                 self._broker.send(batch)
                 self._ended(batch)
 
-    def _ended(self, batch: Batch | KeyedBatch) -> None:
+    def _ended(self, batch: Batch) -> None:
         if batch.error is None:
             return
         add = partial(self._losses.add, batch, batch.error, logged=False)

@@ -161,7 +161,7 @@ class SendFrame(NamedTuple):
 
 
 class LightFrame(Protocol):
-    """Light spans by column: SendFrame, or process_frames.ProcessFrame."""
+    """Light spans by column: SendFrame, or processing.ProcessFrame."""
 
     @property
     def rows(self) -> int:
@@ -261,8 +261,8 @@ def begin_lights(
 def one_by_one(begun: Iterable[tuple[int, Begun]]) -> Iterator[tuple[int, Begun]]:
     """The same, each of one message: where some of a batch failed and others did not."""
     for index, span in begun:
-        if isinstance(span, SpanRun):
-            lights = span.lights()
+        lights = span.lights() if isinstance(span, SpanRun) else span
+        if isinstance(lights, Lights):
             yield from ((each, lights.part(at, at + 1)) for at, each in enumerate(lights.indexes))
         else:
             yield index, span

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable
-from copy import copy
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +13,6 @@ from duemq.producing.handle import text_of
 from duemq.producing.keyed.lanes import ShardCall
 from duemq.producing.outbox import Target
 from duemq.protocol.due import DELAYS_MS
-from duemq.tracing import sends
 from duemq.v1 import timer_pb2
 from duemq.v1.message_pb2 import TimerHandle
 
@@ -32,8 +30,6 @@ class KeyedBatch(Batch):
         """Of the buffer, in bytes."""
         self.results: Any = ()
         """A ScheduleResult a message."""
-        self.errors: dict[int, DuemqError] = {}
-        """Of messages that were refused."""
 
     def cut(self) -> None:
         """As Batch."""
@@ -50,9 +46,8 @@ class KeyedBatch(Batch):
         for index, result in enumerate(self.results):
             if result.outcome == timer_pb2.EXISTS:
                 self.errors[index] = self._exists(index, result.handle)
-        self.error = next(iter(self.errors.values()), None)
         first = self.results[0].handle
-        due_ms = [result.handle.due_ms for result in self.results]
+        due_ms = [x.handle.due_ms for x in self.results if x.outcome != timer_pb2.EXISTS]
         packed = struct.pack(f"<{len(due_ms)}q", *due_ms)
         self.stored(shard, first.store_id, first.queue_id, first.offset, answer.now_ms, packed)
 
@@ -66,22 +61,6 @@ class KeyedBatch(Batch):
             field="timer_key",
             value=key,
         )
-
-    def wake(self, server: str = "") -> None:
-        """As Batch, though some of its messages may have failed and others not."""
-        if self.errors and self.sends:
-            kept = copy(self)
-            kept.error = None
-            kept.waiters = []
-            begun = list(sends.one_by_one(self.sends))
-            kept.sends = [each for each in begun if each[0] not in self.errors]
-            self.sends = [each for each in begun if each[0] in self.errors]
-            Batch.wake(kept, server)
-        super().wake(server)
-
-    def error_of(self, index: int) -> DuemqError | None:
-        """Why the message at `index` is not stored."""
-        return self.errors.get(index) if self.errors else self.error
 
     def replaced_of(self, index: int) -> str | None:
         """The timer handle of what the message at `index` replaced."""

@@ -309,12 +309,13 @@ class Pump:
             if lane.refusals > self.settings.in_flight:
                 self._pause(in_flight, now_ms)
             return lane.refusals > self.settings.in_flight
-        if not repeated and lanes.may_be_repeated(error):
+        cut = not repeated and batch.leave_out(error)
+        if cut or (not repeated and lanes.may_be_repeated(error)):
             lane.refused(batch, again=batch.queue is not None)
             if batch.queue is None:
                 self._backlog.put_back(batch)
             self._backlog.keep_turn(lane)
-            return self._leave_in_peace(in_flight, error, now_ms)
+            return not cut and self._leave_in_peace(in_flight, error, now_ms)
         if isinstance(error, FencedProducer):
             lane.overtaken()
         elif repeated or isinstance(error, Internal | Timeout):

@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from duemq.errors import Unavailable
+from duemq.errors import TooLarge, Unavailable
 from duemq.message import Outgoing
-from duemq.producing.batch import NO_LABELS
+from duemq.producing.batch import NO_LABELS, PLAIN, Batch
 from duemq.producing.batch_encoding import NO_EXTRAS, Numbers
 from duemq.producing.intake import Intake
 from duemq.producing.keyed.batch import KeyedBatch
@@ -19,7 +19,7 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.protocol.due import DELAYS_MS
 from duemq.telemetry.exporter import DueMQSpanExporter
 from duemq.telemetry.pipeline import Pipeline, Provider
-from duemq.tracing import spans
+from duemq.tracing import sends, spans
 from duemq.tracing.contexts import TRACEPARENT, extract
 from duemq.tracing.sampling import RUN_MESSAGES, runs_of
 from duemq.v1.broker_pb2 import SendRequest
@@ -339,6 +339,34 @@ def test_under_timer_keys_only_what_was_refused_has_failed(producer, refused):
     p.exported()
     told = {text: bool(error) for sent in p.sink.batches for text, error in outcomes_of(sent)}
     assert told == {batch.message_id(index): index in refused for index in range(5)}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_of_a_batch_only_what_was_too_large_has_failed(producer, listed):
+    p = producer(ON)
+    bodies = [b"small", b"too large", b"small", b"too large", b"small"]
+    batch = Batch("orders", PLAIN, {}, 1, b"0" * 25, 0)
+    batch.draw(0)
+    listed = listed and sends.may_be_light(None, None)
+    for index in range(5):
+        if not listed:
+            batch.trace(index, len(bodies[index]), NO_EXTRAS, NO_LABELS, None)
+            batch.bodies.append(bodies[index])
+    if listed:
+        lights = sends.begin_lights(range(5), list(map(len, bodies)), None, None, None)
+        batch.fill(bodies, None, 0, [(0, lights, lights.encoded)])
+        batch.bodies = bodies
+    batch.encode(0, Numbers(1, 0, 0))
+    assert batch.leave_out(TooLarge("no", field="body", limit=5))
+    batch.stored("b0", 7, 2, 100, 1, b"")
+    batch.wake()
+    p.exported()
+    told, offsets = {}, []
+    for sent in p.sink.batches:
+        told |= {text: bool(error) for text, error in outcomes_of(sent)}
+        offsets += [offset for offset in sent.queue_offset if offset]
+    assert told == {batch.message_id(index): index in (1, 3) for index in range(5)}
+    assert sorted(offsets) == [100, 101, 102]
 
 
 def test_who_else_looks_at_the_process_s_spans_sees_those_of_sends():

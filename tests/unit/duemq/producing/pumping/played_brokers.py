@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from duemq.errors import FencedProducer, OutOfSequence, Overloaded, Unavailable
+from duemq.errors import FencedProducer, OutOfSequence, Overloaded, TooLarge, Unavailable
 from duemq.producing.outbox import Outbox
 from duemq.producing.pumping.in_flight import Answer
 from duemq.producing.pumping.pump import NEVER, Pump
@@ -104,6 +104,11 @@ def overloaded():
     return Overloaded("busy")
 
 
+def too_large():
+    """The large ones of `PlayedCluster.offer`, and no others."""
+    return TooLarge("no", field="body", value=200, limit=100)
+
+
 class PlayedCluster:
     """A pump among brokers."""
 
@@ -127,14 +132,15 @@ class PlayedCluster:
     def open(self, topic="t"):
         return self.pump.targets.get(topic) or self.pump.found(topic, self.now_ms, traced=False)
 
-    def offer(self, key=None, topic="t", bodies=1):
+    def offer(self, key=None, topic="t", bodies=1, large=0):
         """Adds messages that travel in one batch; the pump does not run yet."""
         target = self.open(topic)
         queue = None if key is None else target.queue_for(key)
-        return self.outbox.add_list(target, queue, [b"x" * 100] * bodies, None, None, 1)
+        given = [b"x" * 200] * large + [b"x" * 100] * bodies
+        return self.outbox.add_list(target, queue, given, None, None, 1)
 
-    def submit(self, key=None, topic="t", bodies=1):
-        batch = self.offer(key, topic, bodies)
+    def submit(self, key=None, topic="t", bodies=1, large=0):
+        batch = self.offer(key, topic, bodies, large)
         self.run()
         return batch
 

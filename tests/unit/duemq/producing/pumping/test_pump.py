@@ -9,6 +9,7 @@ from duemq.errors import (
     QueueNotFound,
     ReadOnly,
     Timeout,
+    TooLarge,
     TopicNotFound,
     Unavailable,
 )
@@ -22,6 +23,7 @@ from tests.unit.duemq.producing.pumping.played_brokers import (
     PlayedCluster,
     StoredBatch,
     overloaded,
+    too_large,
 )
 
 
@@ -412,3 +414,34 @@ def test_nothing_to_do_needs_no_timer(cluster):
     cluster.submit()
     cluster.serve_all()
     assert cluster.next_ms == NEVER
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_batch_goes_on_without_what_is_too_large(key):
+    """In its place, with what was on its way behind it."""
+    cluster = connected(PlayedCluster())
+    first = cluster.submit(key)
+    cluster.serve_all()
+    mixed = cluster.submit(key, bodies=HOLD_BYTES // 100, large=2)
+    last = cluster.submit(key, bodies=HOLD_BYTES // 100)
+    assert frames(cluster) == [[mixed.number], [last.number]]
+    cluster.serve_all(refusal=too_large())
+    stored = cluster.brokers["a"].stored
+    assert sorted(stored) == [first.number, mixed.number, last.number]
+    if key:
+        assert stored == sorted(stored)
+    assert (mixed.epoch, last.epoch, first.error, last.error) == (1, 1, None, None)
+    assert [type(mixed.error_of(index)) for index in (0, 1)] == [TooLarge] * 2
+    assert [mixed.error_of(index) for index in (2, 3)] == [None] * 2
+    assert [mixed.place_of(index) for index in (2, 3)] == [0, 1]
+    assert cluster.outbox.used_bytes == 0
+
+
+def test_what_was_sent_before_is_not_taken_apart(cluster):
+    """The earlier attempt may have been stored: all of it, or nothing."""
+    batch = cluster.submit("k", bodies=2, large=1)
+    cluster.break_stream()
+    cluster.connect()
+    cluster.serve_all(refusal=too_large())
+    assert {batch.error_of(index) for index in range(3)} == {batch.error}
+    assert "an earlier attempt may have been stored" in batch.error.message

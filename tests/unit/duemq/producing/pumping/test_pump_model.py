@@ -6,12 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from duemq.errors import InvalidArgument, Timeout
+from duemq.errors import InvalidArgument, Timeout, TooLarge
 from duemq.producing.pumping.pump import NEVER
 from tests.unit.duemq.producing.pumping.played_brokers import (
     SEND_TIMEOUT_S,
     PlayedCluster,
     overloaded,
+    too_large,
 )
 
 BROKERS = st.sampled_from(["a", "b"])
@@ -32,9 +33,13 @@ class Machine(RuleBasedStateMachine):
             name if has(self.brokers[name]) else next(iter(b for b in "ab" if has(self.brokers[b])))
         )
 
-    @rule(key=st.sampled_from([None, "k1", "k2", "k3"]), bodies=st.sampled_from([1, 1, 400]))
-    def submit(self, key, bodies):
-        batch = self.cluster.submit(key, bodies=bodies)
+    @rule(
+        key=st.sampled_from([None, "k1", "k2", "k3"]),
+        bodies=st.sampled_from([1, 1, 400]),
+        large=st.sampled_from([0, 0, 1, 2]),
+    )
+    def submit(self, key, bodies, large):
+        batch = self.cluster.submit(key, bodies=bodies, large=large)
         self.batches[batch.number] = batch
         self.key_of[batch.number] = key
 
@@ -44,10 +49,10 @@ class Machine(RuleBasedStateMachine):
         self.cluster.connect(self.any_broker(name, lambda each: each.wanted and not each.up))
 
     @precondition(lambda self: any(each.frames for each in self.brokers.values()))
-    @rule(name=BROKERS, refusal=st.sampled_from([None, None, None, "overloaded", "wrong"]))
+    @rule(name=BROKERS, refusal=st.sampled_from([None] * 4 + ["overloaded", "wrong", "large"]))
     def arrive(self, name, refusal):
         broker = self.brokers[self.any_broker(name, lambda each: each.frames)]
-        errors = {"overloaded": overloaded(), "wrong": InvalidArgument("no")}
+        errors = {"overloaded": overloaded(), "wrong": InvalidArgument("no"), "large": too_large()}
         broker.arrive([(0, errors[refusal])] if refusal else ())
 
     @precondition(lambda self: any(each.answers for each in self.brokers.values()))
@@ -82,7 +87,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_is_acknowledged_is_stored_where_it_says(self):
         for batch in self.cluster.done:
-            if batch.error is None:
+            if batch.error is None or batch.store_ms:
                 assert self.brokers[batch.broker].stored[batch.base_offset] == batch.number
 
     @invariant()
@@ -123,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         for number in late:
             error = self.batches[number].error
             # Refused for good, by an answer that was under way, or too late.
-            assert error is None or isinstance(error, InvalidArgument | Timeout)
+            assert error is None or isinstance(error, InvalidArgument | Timeout | TooLarge)
         for broker in self.brokers.values():
             while broker.late:
                 broker.arrive_late()
