@@ -18,6 +18,8 @@ from duemq.errors import (
     TooLarge,
     TopicNotFound,
 )
+from duemq.producing.intake import FIRST_CHUNK_MESSAGES
+from duemq.protocol.limits import MESSAGE_BYTES_DEFAULT
 from duemq.settings import ProducerSettings
 from duemq.testing import MemoryCluster
 from duemq.testing.aio import MemoryCluster as AioMemoryCluster
@@ -137,6 +139,58 @@ async def test_who_was_told_is_not_told_again(cluster, how):
             await until(pending.done)
         with pytest.raises(TooLarge):
             await pending
+
+
+def half_way(count):
+    for number in range(count):
+        yield b"%d" % number
+    raise ValueError("half-way")
+
+
+async def test_what_a_send_many_handed_over_before_it_failed_is_told_of_at_the_end(cluster):
+    """Its caller hears of something else."""
+    producer = aio.Producer(cluster.nameserver, settings=SOON)
+    await producer.start()
+    await producer.send("t", b"x")
+    await go_away(cluster)
+    with pytest.raises(ValueError, match="half-way"):
+        await producer.send_many("t", half_way(FIRST_CHUNK_MESSAGES + 1))
+    wrong = [b"%d" % number for number in range(FIRST_CHUNK_MESSAGES)] + ["text"]
+    with pytest.raises(InvalidArgument, match="those in front of it are sent"):
+        await producer.send_many("t", iter(wrong))
+    with pytest.raises(NotAllSent) as raised:
+        await producer.close()
+    assert len(raised.value.unsent) == 2 * FIRST_CHUNK_MESSAGES
+
+
+async def test_so_it_is_of_a_blocking_one(cluster):
+    def send():
+        producer = duemq.Producer(cluster.nameserver, settings=SOON)
+        producer.send("t", b"x")
+        asyncio.run_coroutine_threadsafe(go_away(cluster), loop).result()
+        with pytest.raises(ValueError, match="half-way"):
+            producer.send_many("t", half_way(FIRST_CHUNK_MESSAGES + 1))
+        with pytest.raises(NotAllSent) as raised:
+            producer.close()
+        return len(raised.value.unsent)
+
+    loop = asyncio.get_running_loop()
+    assert await asyncio.to_thread(send) == FIRST_CHUNK_MESSAGES
+
+
+def test_what_had_failed_by_then_its_error_tells():
+    def mixed():
+        yield b"x" * (MESSAGE_BYTES_DEFAULT + 1)
+        yield from half_way(FIRST_CHUNK_MESSAGES)
+
+    cluster, heard = MemoryCluster(), []
+    with cluster.producer(on_error=lambda *told: heard.append(told)) as producer:
+        with pytest.raises(ValueError, match="half-way") as raised:
+            producer.send_many("t", mixed())
+        [note] = raised.value.__notes__
+        assert f"at most {MESSAGE_BYTES_DEFAULT}" in note
+    assert not heard
+    assert cluster.messages("t")
 
 
 async def test_messages_of_one_batch_are_told_of_one_by_one(cluster):

@@ -403,10 +403,10 @@ class Batch:
             self.told = []
         self.told.append((first, count))
 
-    def untell(self, index: int) -> None:
+    def untell(self, first: int, count: int = 1) -> None:
         """Takes `tell` back: who waited waits no more."""
         assert self.told is not None
-        self.told.remove((index, 1))
+        self.told.remove((first, count))
 
     def untold(self) -> Sequence[int]:
         """The messages of whose outcome nobody knows."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Unpack
 from duemq.errors import DuemqError, NotAllSent
 from duemq.message import Outgoing, SendOptions
 from duemq.producing import receipt
-from duemq.producing.intake import Piece, has_timer_keys
+from duemq.producing.intake import has_timer_keys
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.outbox import Outbox, Target
 from duemq.producing.producer import Producer as AsyncProducer
@@ -153,14 +153,14 @@ class Producer(Face):
         check_locks(self._core)
         common = Outgoing(b"", **options)
         intake = self._core.intake
-        pieces: list[Piece] = []
-        for chunk in intake.chunks(messages, common):
-            target = self._targets.get(topic) or self._open(topic)
-            if not self._core._timer_calls.shards and has_timer_keys(chunk):
-                self._await_shards()
-            if self._outbox.full:
-                self._wait_for_room()
-            intake.offer_chunk(target, chunk, common, pieces)
+        with intake.pieces() as pieces:
+            for chunk in intake.chunks(messages, common):
+                target = self._targets.get(topic) or self._open(topic)
+                if not self._core._timer_calls.shards and has_timer_keys(chunk):
+                    self._await_shards()
+                if self._outbox.full:
+                    self._wait_for_room()
+                intake.offer_chunk(target, chunk, common, pieces)
         for batch, _, _ in pieces:
             if not batch.done:
                 receipt.wait(batch, self._settings.send_timeout_s + GRACE_S)

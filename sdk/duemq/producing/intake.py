@@ -1,6 +1,7 @@
 """From a call's arguments to messages in the outbox.  Runs in callers' threads; does not wait."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from time import time_ns
 
@@ -161,6 +162,23 @@ class Intake:
             bite += part
             size += RECORD_BYTES * len(part) + _bytes_of(part)
         return bite
+
+    @contextmanager
+    def pieces(self) -> Iterator[list[Piece]]:
+        """Of a call.  If it fails, its error says what failed before; the rest is untold."""
+        pieces: list[Piece] = []
+        lost = 0
+        try:
+            yield pieces
+        except Exception as error:
+            for batch, first, count in pieces:
+                if batch.error is None:
+                    batch.untell(first, count)
+                else:
+                    lost, why = lost + count, batch.error
+            if lost:
+                error.add_note(f"of {lost} messages before: {why}")
+            raise
 
     def offer_chunk(
         self, target: Target, chunk: Chunk, common: Outgoing, pieces: list[Piece]

@@ -11,7 +11,7 @@ from typing import Unpack
 from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
 from duemq.message import Outgoing, SendOptions
 from duemq.producing.cancels import Cancelling
-from duemq.producing.intake import Intake, Piece, has_timer_keys
+from duemq.producing.intake import Intake, has_timer_keys
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.losses import Losses, log_unanswered
@@ -176,13 +176,13 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         """Sends many messages and waits for all.  As `duemq.Producer.send_many`."""
         common = Outgoing(b"", **options)
         await self._ready(topic)
-        pieces: list[Piece] = []
-        for chunk in self.intake.chunks(messages, common):
-            target = await self._ready(topic)
-            if not self._timer_calls.shards and has_timer_keys(chunk):
-                await self._shards_known()
-            self.intake.offer_chunk(target, chunk, common, pieces)
-            await asyncio.sleep(0)  # the links' turn
+        with self.intake.pieces() as pieces:
+            for chunk in self.intake.chunks(messages, common):
+                target = await self._ready(topic)
+                if not self._timer_calls.shards and has_timer_keys(chunk):
+                    await self._shards_known()
+                self.intake.offer_chunk(target, chunk, common, pieces)
+                await asyncio.sleep(0)  # the links' turn
         for batch, _, _ in pieces:
             await until_done(batch)
         return Receipts(pieces).checked()
