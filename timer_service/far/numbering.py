@@ -2,6 +2,9 @@
 
 Owned and mutated by: the scheduler.  Numbers are this process's own: what is stored (blocks,
 checkpoints) carries the tables that say what its numbers mean.
+
+The number of a target that nothing here has any more is given up, and is the next new target's.
+Until then it means what it did, so that no two numbers ever mean the same.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ class Numbered(Protocol):
     def targets(self) -> list[TargetId]: ...  # noqa: D102
 
 
+LOOKED_AT_MIN = 1_000
+LOOKED_AT_SHARE = 8
+"""One in so many targets is looked at in one go, or `LOOKED_AT_MIN`: whether it is given up."""
 SKIPS_MAX = 256
 """Of a source, that are remembered; what lies in older ones counts as taken over."""
 
@@ -67,6 +73,10 @@ class Numbering:
         self.brokers: dict[int, str] = {}
         """Who had a store when something came from it, by store."""
         self._target_numbers: dict[TargetId, int] = {}
+        self._looked_at = 0
+        self._spare: dict[int, None] = {}  # numbers of targets that were given up
+        self.renamed: list[int] = []
+        """Those that mean another target now, for whoever knows something by number of target."""
 
     def source(self, source_id: SourceId) -> Source | None:
         """A source by its id, if anything ever came from it."""
@@ -95,9 +105,32 @@ class Numbering:
         """The number of a target in the column `target`; made when new."""
         number = self._target_numbers.get(target)
         if number is None:
-            number = self._target_numbers[target] = len(self.targets)
-            self.targets.append(target)
+            number = self._target_numbers[target] = self._new_number(target)
+        elif self._spare:
+            self._spare.pop(number, None)
         return number
+
+    def _new_number(self, target: TargetId) -> int:
+        if not self._spare:
+            self.targets.append(target)
+            return len(self.targets) - 1
+        number, _ = self._spare.popitem()
+        del self._target_numbers[self.targets[number]]
+        self.targets[number] = target
+        self.renamed.append(number)
+        return number
+
+    def next_looked_at(self) -> list[int]:
+        """Numbers of some targets, of others with each call."""
+        count = len(self.targets)
+        some = min(count, max(LOOKED_AT_MIN, count // LOOKED_AT_SHARE))
+        first, self._looked_at = self._looked_at, (self._looked_at + some) % max(1, count)
+        found = (number % count for number in range(first, first + some))
+        return [number for number in found if number not in self._spare]
+
+    def give_up_target(self, number: int) -> None:
+        """Nothing here has that number any more, nor will before it is asked for again."""
+        self._spare[number] = None
 
     def tables(self) -> NumberTables:
         """What the numbers mean, as of now."""

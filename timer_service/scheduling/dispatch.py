@@ -94,6 +94,10 @@ class Dispatcher:
         self.due.wake()
         self.stir()
 
+    def busy_targets(self) -> set[int]:
+        """Targets for which something waits, be it cancelled, or is on its way."""
+        return {*self.due.turns(), *self._unanswered}
+
     # -- where to ---------------------------------------------------------
 
     def set_routes(self, routes: Mapping[str, Queues]) -> None:

@@ -92,6 +92,10 @@ class DueTimers:
         """When the last of those that wait for a target was due, or one that went; 0: none wait."""
         return self._latest_ms.get(target, 0) if target in self._ready else 0
 
+    def forget(self, target: int) -> None:
+        """Nothing waits for it, and its number may be another target's one day."""
+        self._latest_ms.pop(target, None)
+
     def turns(self) -> list[int]:
         """Every target with something ready, the one served last at the end."""
         return list(self._ready)

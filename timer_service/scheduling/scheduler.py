@@ -389,11 +389,12 @@ class Scheduler:
             self._undurable.append((end, each))
 
     def forget_gone(self) -> None:
-        """Lanes of topics that are gone, some at once, and counts of those.
+        """Lanes of topics that are gone, some at once; counts of those, and their targets' numbers.
 
         Raises LogFull, DiskFull: ask again.
         """
         self.topics.forget(self.dispatcher.serves)
+        self._give_up_targets()
         lanes = self.dispatcher.spare_lanes(FORGOTTEN_MAX)
         if lanes:
             self.flush_acks()  # in the log, too, all of it is answered
@@ -402,6 +403,16 @@ class Scheduler:
                 forgotten = Restarted(lane.id, log_entries.FORGOTTEN)
                 self.log.append(log_entries.EPOCH, [log_entries.encode_epoch(forgotten)])
             self.dispatcher.forget(lane.id)
+
+    def _give_up_targets(self) -> None:
+        """Of topics that are gone, and that are not counted any more: nothing is left of these."""
+        busy = self.dispatcher.busy_targets()
+        for number in self.numbers.next_looked_at():
+            topic = self.numbers.targets[number].topic
+            gone = not (self.topics.may_be_left(topic) or self.dispatcher.serves(topic))
+            if gone and number not in busy:
+                self.dispatcher.due.forget(number)
+                self.numbers.give_up_target(number)
 
     def flush_acks(self) -> None:
         """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""

@@ -136,6 +136,10 @@ class TopicCounts:
         """Whether the topic has a ledger of its own."""
         return topic in self._slot_of
 
+    def may_be_left(self, topic: str) -> bool:
+        """Whether anything may be pending of a topic, or lie in a block."""
+        return self.counted(topic) or self._ledgers[OTHERS].left
+
     def of(self, topic: str) -> TopicLedger:
         """The ledger that a topic is counted in."""
         return self._ledgers[self._names[self.slot(topic)]]
@@ -155,6 +159,8 @@ class TopicCounts:
         return found
 
     def _learn(self) -> None:
+        if self._numbers.renamed:
+            self._rename()
         new = self._numbers.targets[len(self._slots) :]
         if not new:
             return
@@ -165,6 +171,15 @@ class TopicCounts:
             found = self._marked.setdefault(mark_of(each.topic), each.topic)
             if found != each.topic:
                 self._marked[mark_of(each.topic)] = None
+
+    def _rename(self) -> None:
+        """Only a start asks whose a mark is, and a start gives up no number."""
+        while self._numbers.renamed:
+            number = self._numbers.renamed.pop()
+            if number < len(self._slots):
+                self._marked.pop(int(self._marks[number]), None)
+                self._slots[number] = -1
+                self._marks[number] = mark_of(self._numbers.targets[number].topic)
 
     def marks(self, target: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """What the log calls the topics of these numbers of targets."""

@@ -64,7 +64,7 @@ def cancel(scheduler: Scheduler, job: Job, found: Slice, now_ms: int) -> int:
 
 
 def bring_anew(
-    scheduler: Scheduler, job: Job, found: Slice, now_ms: int, moved: dict[int, int]
+    scheduler: Scheduler, job: Job, found: Slice, now_ms: int, moved: dict[TargetId, TargetId]
 ) -> int:
     """They go, and come with other due times, or for another topic; new handles.  As `cancel`.
 
@@ -107,16 +107,15 @@ def bring_anew(
     return end
 
 
-def _target(scheduler: Scheduler, job: Job, number: int, moved: dict[int, int]) -> int:
+def _target(scheduler: Scheduler, job: Job, number: int, moved: dict[TargetId, TargetId]) -> int:
     """Where they go now that went there."""
     if not job.which.to_topic:
         return number
-    if number not in moved:
-        before = scheduler.numbers.targets[number]
+    before = scheduler.numbers.targets[number]
+    if before not in moved:
         queues = scheduler.dispatcher.queues(job.which.to_topic) or {}
-        after = _served(before._replace(topic=job.which.to_topic), queues)
-        moved[number] = scheduler.numbers.number_target(after)
-    return moved[number]
+        moved[before] = _served(before._replace(topic=job.which.to_topic), queues)
+    return scheduler.numbers.number_target(moved[before])
 
 
 def _served(target: TargetId, queues: Mapping[str, int]) -> TargetId:

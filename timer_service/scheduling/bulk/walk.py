@@ -32,6 +32,7 @@ from duemq_server.timer_service.scheduling.bulk.matching import (
 from duemq_server.timer_service.scheduling.bulk.slices import Slice
 from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keys import NOWHERE, Keys
+from duemq_server.timer_service.timers.log_entries import TargetId
 from duemq_server.timer_service.timers.rows import Rows, concatenate, keys_of
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Walk:
         self._found: deque[BlockMatch] = deque()
         self._moved = True  # something may be in memory now that was not
         self._problems: dict[str, None] = {}
-        self._targets: dict[int, int] = {}  # that were moved, and where to
+        self._targets: dict[TargetId, TargetId] = {}  # that were moved, and where to
 
     def reading(self) -> Reading | None:
         """What must be read before the next step; to be handed to `read` when it was run."""

@@ -20,6 +20,7 @@ from duemq_server.timer_service.scheduling import topic_counts
 from duemq_server.timer_service.scheduling.bulk import slices
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
+from duemq_server.timer_service.scheduling.cancelling import CANCELLED
 from duemq_server.timer_service.scheduling.keyed.changes import Rescheduling
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicCounts, TopicLedger
@@ -28,6 +29,7 @@ from duemq_server.timer_service.timers import log_entries
 from duemq_server.timer_service.timers.keyed import RESCHEDULED
 from duemq_server.timer_service.timers.keyed_entry import RequestKey
 from duemq_server.timer_service.timers.log_entries import TargetId
+from tests.property import timer_world
 from tests.property.timer_world import DATA, World
 from tests.unit.timer_service.scheduling.test_bulk import finish
 
@@ -314,3 +316,41 @@ def test_lateness_by_topic_leaves_out_what_was_past_due() -> None:
     lateness.record("a", due_ms, 101, np.array([False, False, True]))
     assert lateness.buckets("a")[:3] == [1, 1, 2]
     assert lateness.sum_ms("a") == 4
+
+
+def test_the_number_of_a_target_is_anothers_once_its_topic_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many topics come and go, memory has those that there are."""
+    monkeypatch.setattr(topic_counts, "KEPT_MAX", 2)
+    monkeypatch.setattr(topic_counts, "SHOWN_MAX", 0)
+    world = World()
+    world.broker.accept([world.now_ms + DAY_MS], 10, "any")
+    for number in range(20):
+        topic = f"short-{number}"
+        monkeypatch.setitem(timer_world.TOPICS, topic, number % 2)
+        world.set_topics(["any", topic])
+        world.broker.accept([world.now_ms, world.now_ms + 500], 10, topic)
+        left = number == 7
+        world.broker.accept([world.now_ms + DAY_MS if left else world.now_ms], 10, topic)
+        world.ingest(9)
+        cancelled = len(world.broker.due_ms) - 2
+        assert world.cancel(cancelled) == CANCELLED
+        for _ in range(3):
+            world.tick()
+            world.sync()
+            world.send()
+        world.set_topics(["any"])
+        world.now_ms += world.limits.checkpoint_interval_ms
+        while world.housekeep():
+            pass
+        counts = {name: each.pending for name, each in world.scheduler.topics if each.pending}
+        assert counts == {"any": 1, **({"short-7": 1} if number >= 7 else {})}
+
+    targets = world.scheduler.numbers.targets
+    assert len(targets) == len(set(targets))
+    assert len(targets) <= 6
+    assert {"any", "short-7"} <= {each.topic for each in targets}
+    world.kill()
+    monkeypatch.setattr(world, "_check_topics", lambda *_: None)  # of some nobody knows any more
+    world.drain()
