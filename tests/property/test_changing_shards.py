@@ -1,6 +1,7 @@
 """However often the number of timer shards changes: each message is taken over by one of them.
 
-Once, whatever is killed when; and the others know that they do not have it.
+Once, whatever is killed when, and whosever disk is full for a while; and the others know that they
+do not have it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from duemq.errors import FencedTimer
+from duemq.errors import FencedTimer, ReadOnly
 from duemq.protocol.names import TIMER_TOPIC
 from duemq_server.broker.reading import reader
 from duemq_server.broker.records.timer_claims import NOT_KNOWN, Service
@@ -20,6 +21,7 @@ from duemq_server.broker.store import recovery
 from duemq_server.broker.store.changes import timer_queue_changes
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
+from duemq_server.storage.errors import DiskFull, LogFull
 from duemq_server.timer_service.disk import place
 from duemq_server.timer_service.disk.data_directory import DataDirectory, open_directory
 from duemq_server.timer_service.disk.housekeeping import Save
@@ -51,6 +53,7 @@ class OneShard:
         self.place: ShardPlace
         self.directory: DataDirectory
         self.begins: dict[int, int] = {}  # of granted queues
+        self.is_full = False  # its disk
 
     def start(self, shards: int) -> None:
         self.begins = {}
@@ -61,11 +64,24 @@ class OneShard:
 
     def kill(self, shards: int) -> None:
         self.disk = self.disk.after_kill()
+        if self.is_full:  # what a start gives back somebody else takes
+            self.disk.capacity_bytes = 0
         self.start(shards)
 
+    def fill(self, left_bytes: int) -> None:
+        self.is_full = True
+        self.disk.capacity_bytes = self.disk.used_bytes() + left_bytes
+        self.directory.log.disk_full = not left_bytes
+
+    def free(self) -> None:
+        self.is_full = False
+        self.disk.capacity_bytes = None
+        self.directory.log.disk_full = False
+
     def sync(self) -> None:
-        while self.directory.log.write_pending():
-            pass
+        with suppress(DiskFull):
+            while self.directory.log.write_pending():
+                pass
         self.directory.scheduler.durable(self.directory.log.durable_position)
 
     def source(self, queue_id: int):
@@ -73,8 +89,11 @@ class OneShard:
 
     def claim(self, store: Store) -> None:
         self.sync()
-        sources = [self.source(queue) for queue in range(QUEUES) if not self.place.has(queue)]
-        ends = {each.id.queue_id: each.next_offset for each in sources if each is not None}
+        found = [self.source(queue) for queue in range(QUEUES) if not self.place.has(queue)]
+        sources = [each for each in found if each is not None]
+        if any(each.durable_offset < each.next_offset for each in sources):
+            return  # until there is space
+        ends = {each.id.queue_id: each.next_offset for each in sources}
         wanted = [queue for queue in range(QUEUES) if self.place.has(queue)]
         key_shards = self.place.key_shards or NOT_KNOWN
         producer_id = self.directory.producer_id
@@ -82,8 +101,15 @@ class OneShard:
         service = Service(
             producer_id, f"t{self.number}", self.number, self.place.shards, key_shards, empty
         )
-        decision, _ = timer_queue_changes.claim(store, service, wanted, NOW_MS, ends, now_ms=NOW_MS)
-        settle(store)  # an answer is durable
+        try:
+            decision, settled = timer_queue_changes.claim(
+                store, service, wanted, NOW_MS, ends, now_ms=NOW_MS
+            )
+        except ReadOnly:
+            return
+        settle(store)
+        if store.log.durable_position < settled:  # an answer is durable
+            return
         self.place.learn(store.timer_owners.key_shards)
         self.begins |= {
             queue: store.timer_owners.begin_of(queue)
@@ -96,7 +122,9 @@ class OneShard:
             return
         begin, source = self.begins[queue_id], self.source(queue_id)
         offset = max(begin, source.next_offset if source is not None else 0)
-        with suppress(FencedTimer):
+        if self.directory.housekeeper.short_of_space():
+            return
+        with suppress(FencedTimer, LogFull, DiskFull):
             store.timer_owners.check(queue_id, self.directory.producer_id, NOW_MS)
             queue = store.queue(TIMER_TOPIC, queue_id)
             if offset >= queue.max_offset:
@@ -111,8 +139,9 @@ class OneShard:
 
 
 def settle(store: Store) -> None:
-    while store.log.write_pending():
-        pass
+    with suppress(DiskFull):
+        while store.log.write_pending():
+            pass
     store.durable(store.log.durable_position)
 
 
@@ -142,6 +171,8 @@ class ChangingShards(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), queue=st.sampled_from([-1, 1, 1]))
     def send(self, count: int, queue: int) -> None:
+        if self.disk.capacity_bytes is not None:
+            return
         due = struct.pack(f"<{count}q", *([HOUR_MS] * count))
         bodies = [b"%d" % (self.sent + n) for n in range(count)]
         self.sent += count
@@ -199,13 +230,38 @@ class ChangingShards(RuleBasedStateMachine):
         each.sync()
         if saves:
             job = each.directory.housekeeper.next_job(NOW_MS + HOUR_MS)
-            if isinstance(job, Save):
-                job.run()
-                each.directory.housekeeper.finish(job, NOW_MS)
+            if isinstance(job, Save) and job.position <= each.directory.log.durable_position:
+                try:
+                    job.run()
+                except DiskFull:
+                    each.directory.housekeeper.no_space(job, NOW_MS)
+                else:
+                    each.directory.housekeeper.finish(job, NOW_MS)
+
+    @rule(which=st.integers(0, SHARDS - 1), left=st.sampled_from([0, 500, 3_000]))
+    def a_disk_is_full(self, which: int, left: int) -> None:
+        self.running[which % len(self.running)].fill(left)
+
+    @rule(which=st.integers(0, SHARDS - 1))
+    def it_has_space_again(self, which: int) -> None:
+        self.running[which % len(self.running)].free()
+
+    @rule(left=st.sampled_from([0, 100, 500]))
+    def the_brokers_disk_is_full(self, left: int) -> None:
+        self.disk.capacity_bytes = self.disk.used_bytes() + left
+        self.store.log.disk_full = not left
+
+    @rule()
+    def the_broker_has_space_again(self) -> None:
+        self.disk.capacity_bytes = None
+        self.store.log.disk_full = False
+        settle(self.store)
 
     @rule()
     def the_broker_dies(self) -> None:
+        full = self.disk.capacity_bytes is not None
         self.disk = self.disk.after_kill()
+        self.disk.capacity_bytes = self.disk.used_bytes() if full else None
         self.store = self._opened()
 
     @invariant()
@@ -233,7 +289,9 @@ class ChangingShards(RuleBasedStateMachine):
         """All of them know the number by then: all is taken over, and who has it says so."""
         if not hasattr(self, "running"):
             return
+        self.the_broker_has_space_again()
         for each in self.running:
+            each.free()
             each.kill(self.shards)
         for _ in range(2):
             for each in self.running:

@@ -37,7 +37,15 @@ from tests.property.timer_world import START_MS, World
 from tests.service.running_cluster import Cluster, until
 from tests.service.test_timer_keys_at_a_shard import request_of, schedule
 from tests.service.test_timer_service import HOUR_MS, TOPIC
-from tests.service.timer_shards import QUEUES, Shards, cluster, send_to, shards, stopped_long_ago
+from tests.service.timer_shards import (
+    QUEUES,
+    Shards,
+    cluster,
+    comes,
+    send_to,
+    shards,
+    stopped_long_ago,
+)
 
 __all__ = ["cluster", "shards"]
 
@@ -323,6 +331,32 @@ async def test_a_shard_that_comes_back_holds_what_was_held_meanwhile(
         await until(lambda: bool(back._links.by_name["b0"].fetchers))
         assert len(back.shard.scheduler.holds) == 1, "not held"
         assert not back.place.returns
+
+
+async def test_what_a_shard_holds_that_comes_back_fires_while_who_knows_what_is_held_is_away(
+    cluster: Cluster, shards: Shards
+) -> None:
+    """As while it left: what it is to wait for is what it takes over."""
+    first = await shards.start(0, 1)
+    await shards.change(2)
+    handle = await send_to(cluster, 1, b"theirs", HOUR_MS)
+    await until(lambda: shards.source(1, handle) is not None)
+    await shards.change(1)
+    its_id = first.service.shard.directory.producer_id
+    await shards.stop(0)
+    await shards.start(1, 2)
+    await hands_over(cluster, shards, its_id, 2)
+    back = await shards.start(1, 2)
+    link = back.service._links.by_name["b0"]
+    await until(lambda: bool(link.held_up))
+    request = timer_pb2.ChangePendingRequest(
+        request_id=b"s" * 16, topic=TOPIC, shift_ms=-2 * HOUR_MS
+    )
+    await status.answer(back.stub.ChangePending(request))
+    assert await comes(cluster, b"theirs")
+    assert link.held_up
+    await shards.start(0, 2)
+    await until(lambda: bool(link.fetchers))
 
 
 async def test_new_shards_do_not_learn_from_one_another_what_is_held(

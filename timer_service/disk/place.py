@@ -145,15 +145,13 @@ def check(
     returns = found.get("returns", False) or found["shards"] <= shard < shards
     place = ShardPlace(shard, shards, path, disk, found.get("key_shards", found["shards"]), returns)
     if found["shards"] != shards:
-        _note(place, found["shards"])
+        _note(place)
     return place
 
 
-def _note(place: ShardPlace, shards_before: int) -> None:
-    """Raises DiskFull where it leaves: not noted, it would not know one day that it returns."""
+def _note(place: ShardPlace) -> None:
+    """Without space a later start does; that it leaves its log says before it hands over."""
     try:
         place.save()
     except DiskFull as error:
-        if place.leaves and place.shard < shards_before:
-            raise
         log.warning("that it is one of %d shards now is not noted: %s", place.shards, error)

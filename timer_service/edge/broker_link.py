@@ -166,10 +166,11 @@ class BrokerLink:
         await self._channels.close()
 
     async def _last_words(self) -> None:
-        if self._links.place.leaves:
-            with suppress(DuemqError):  # it may hold nothing since the last time
-                await self._ask(())
         await self._shard.log_loop.durable(self._shard.directory.log.end_position)
+        # If it left: it may hold nothing since the last time.
+        if self._links.place.leaves and self._shard.scheduler.holds.left:
+            with suppress(DuemqError):
+                await self._ask(())
         await self._commit()
 
     def _broker_now(self) -> stubs.BrokerStub:
@@ -236,11 +237,11 @@ class BrokerLink:
         claims, self.holders = answer.queues, answer.holders
         self.waits = {x.queue_id: _named(x.owner) for x in claims if x.HasField("owner")}
         granted = [each for each in queues if each not in self.waits]
-        await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
-        if self._fires is None:
+        if self._fires is None:  # what is here waits for no other shard
             name, address = self.broker.name, self.broker.address
             at = self._shard, name, address, self.clock, self._tls
             self._fires = FireStream(*at, self._check, self.broker.meant)
+        await self._fetch(granted, {each.queue_id: each.begin_offset for each in claims})
         served = bool(granted) or self._links.place.leaves
         if self.refused is not None or (served and not self.granted):
             self.granted, self.refused = served, None
