@@ -224,12 +224,19 @@ class Supervisor:
                 # Ctrl-C reaches the whole foreground group: it shall reach the supervisor only.
                 start_new_session=True,
             )
-        threading.Thread(
+        watch = threading.Thread(
             target=self._watch,
             args=(member, member.life, member.process),
             name=f"watch-{member.name}",
             daemon=True,
-        ).start()
+        )
+        try:
+            watch.start()
+        except RuntimeError as error:  # no thread can be had: nobody would hear of its death
+            with member.process as process:
+                process.kill()
+            member.process = None
+            raise OSError(str(error)) from error
 
     def _watch(self, member: ChildPlace, life: int, process: subprocess.Popen[bytes]) -> None:
         """Thread: reports what a child says, then its end."""

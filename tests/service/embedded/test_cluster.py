@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +194,26 @@ def test_a_dead_member_that_cannot_be_started_is_tried_as_often_as_one_that_dies
     assert events.wait("failed" if lasts else "restarted").details["member"] == "broker-0"
     assert len(tries) == 3  # it died once besides
     assert ("failed" in events.seen) == lasts
+
+
+def test_so_is_one_that_cannot_be_watched_and_none_is_left_without(
+    running: EmbeddedCluster, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def short(thread: threading.Thread) -> None:
+        if thread.name == "watch-broker-0" and not refused:
+            refused.append(running.processes["broker-0"])
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", short)
+    running.kill("broker-0", restart=True)
+    restarted = events.wait("restarted").details
+    assert restarted["member"] == "broker-0"
+    assert refused
+    assert restarted["pid"] not in refused
+    assert not psutil.pid_exists(refused[0])
 
 
 def test_a_member_that_does_not_drain_is_killed(
