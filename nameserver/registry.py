@@ -21,6 +21,7 @@ Invariants:
   nothing.  That is so much later as the nameserver sleeps meanwhile (`forgive`).
 """
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from typing import NamedTuple
 
@@ -223,8 +224,16 @@ class Registry:
         self._lose(key, version, now_ms, stopped=True)
         return True
 
-    def forget(self, kind: type[Report], name: str, now_ms: int, *, dry_run: bool = False) -> Lost:
-        """Gives up a lost instance for good; who it was.  Idempotent.
+    def forget(
+        self,
+        kind: type[Report],
+        name: str,
+        now_ms: int,
+        *,
+        dry_run: bool = False,
+        address: Callable[[Report], str] = lambda report: report.address,
+    ) -> Lost:
+        """Gives up a lost instance for good; who it was.  Idempotent.  `address`: that is told.
 
         Raises InvalidArgument while it lives, InstanceNotFound if it is not remembered.
         """
@@ -232,10 +241,9 @@ class Registry:
         key, what = _Key(kind, name), "broker" if kind is BrokerReport else "timer"
         known = self._instances.get(key)
         if known is not None:
-            seconds = (now_ms - known.last_heard_ms) / 1000
+            seconds, who = (now_ms - known.last_heard_ms) / 1000, address(known.report) or "it"
             raise InvalidArgument(
-                f"{what} {name} lives: {known.report.address} was heard of {seconds:.1f} s ago;"
-                " stop it first",
+                f"{what} {name} lives: {who} was heard of {seconds:.1f} s ago; stop it first",
                 field=what,
                 value=name,
                 limit=f"a {what} that is lost",

@@ -143,12 +143,20 @@ class Server:
             self._services.append(service.full_name)
 
     def expect(
-        self, services: Sequence[ServiceDescriptor], refuse: Callable[[], DuemqError | None]
+        self,
+        services: Sequence[ServiceDescriptor],
+        refuse: Callable[[], DuemqError | None],
+        *,
+        outside: Callable[[], DuemqError | None] | None = None,
     ) -> None:
-        """Before `start`: these come by `add` later.  Their calls get what `refuse` answers."""
+        """Before `start`: these come by `add` later.  Their calls get what `refuse` answers.
+
+        `outside`: the same for the external port, where it is another answer.
+        """
         names = [each.full_name for each in services]
         for server in self._servers():
-            self._later[server] = LaterServices(names, refuse)
+            answer = (outside or refuse) if server is self._external else refuse
+            self._later[server] = LaterServices(names, answer)
             server.add_generic_rpc_handlers((self._later[server],))
         self._services += names
 

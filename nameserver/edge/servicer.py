@@ -122,7 +122,9 @@ class NameserverServicer:
         kind, name = _named(request)
         before = self._registry.revision
         try:
-            lost = self._registry.forget(kind, name, self._now_ms(), dry_run=request.dry_run)
+            lost = self._registry.forget(
+                kind, name, self._now_ms(), dry_run=request.dry_run, address=address
+            )
         finally:
             self._wake_after(before)
         if not request.dry_run:

@@ -68,7 +68,8 @@ class Replica:
         self.me = ReplicaId(settings.replica, known.id.hex())
         self.store = RecordStore(open_store(settings))
         self.server.add(servicer.SERVICE, ReplicationServicer(self.operators), inside_only=True)
-        self.server.expect(self.service.services, self.refusal)
+        outside = partial(self.refusal, outside=True)
+        self.server.expect(self.service.services, self.refusal, outside=outside)
         await self.server.start()
         former_ids = await asyncio.to_thread(formers.load, settings.data_dir, RealDisk())
         self.campaign = Campaign(
@@ -132,8 +133,12 @@ class Replica:
         known = DiskId(bytes.fromhex(self.me.disk), epoch)
         await asyncio.to_thread(disk_id.save, self.settings.data_dir, RealDisk(), known)
 
-    def refusal(self) -> DuemqError | None:
-        """Why it does not lead; None: it does."""
+    def refusal(self, *, outside: bool = False) -> DuemqError | None:
+        """Why it does not lead; None: it does.
+
+        `outside`: for who came through the external port, and cannot reach the leader's address;
+        its external one only nameservers know.
+        """
         leading = self.leading
         if self.term is not None and leading is not None and leading.serves():
             return None
@@ -141,13 +146,13 @@ class Replica:
         address = record.address if record is not None and record.leader != self.me else ""
         who = "nobody is known to"
         if address and record and record.leader:
-            who = f"{record.leader.name} does, at {address}"
+            who = f"{record.leader.name} does" + ("" if outside else f", at {address}")
         elif self.term is None and leading is not None and leading.reason:
             who = f"it prepares to; {leading.reason}"
         return Unavailable(
             f"replica {self.settings.replica} of {self.settings.name} does not lead: {who}",
             field="leader",
-            value=address,
+            value="" if outside else address,
         )
 
     @property

@@ -302,7 +302,8 @@ class Member:
         if leading is not None:
             await leading.stop()
         await campaign.end()
-        await replica.server._server.stop(0)
+        for server in replica.server._servers():
+            await server.stop(0)
         replica.state.close()
         replica.store.close()
 

@@ -151,8 +151,9 @@ async def test_who_is_given_up_from_outside_is_told_with_its_address_there(
     inside: Any, outside: Any
 ) -> None:
     await inside.Register(register("out:1"))
-    with pytest.raises(InvalidArgument):
-        await status.answer(outside.Forget(pb.ForgetRequest(broker="a")))
+    for stub, told in ((inside, "in:1"), (outside, "out:1")):
+        with pytest.raises(InvalidArgument, match=f"a lives: {told} was heard of"):
+            await status.answer(stub.Forget(pb.ForgetRequest(broker="a")))
     await inside.Deregister(pb.DeregisterRequest(broker="a", version=pb.Version(epoch=1)))
     await inside.Deregister(
         pb.DeregisterRequest(broker="a", version=pb.Version(epoch=1, counter=1))

@@ -7,7 +7,10 @@ import shutil
 import pytest
 
 from duemq.errors import InvalidArgument, Timeout, Unavailable
-from duemq.transport import channel
+from duemq.transport import channel, status
+from duemq.v1 import nameserver_pb2
+from duemq.v1.stubs import NameserverStub
+from duemq_server.nameserver.edge.servicer import SERVICE as NAMESERVER
 from duemq_server.replication.protocol.follower import Follower, StreamBroken
 from duemq_server.replication.protocol.record import MemberChange
 from duemq_server.replication.running import process
@@ -481,6 +484,27 @@ async def test_who_begins_its_term_tells_clients_to_ask_again(group, monkeypatch
     assert isinstance(member.replica.refusal(), Unavailable)
     may_start.set()
     await until(lambda: member.replica.refusal() is None)
+
+
+async def test_clients_outside_are_told_who_leads_and_no_address_that_they_cannot_reach(
+    group, monkeypatch
+):
+    monkeypatch.setattr(LinesService, "services", (NAMESERVER,))  # any that clients use
+    lines = group(2, external_listen="127.0.0.1:0")
+    leader = await lines.in_sync(2)
+    (other,) = [each for each in lines.members.values() if each is not leader]
+    await until(lambda: other.replica.record is not None)
+    server, address = other.replica.server, leader.replica.server.advertised
+    for port, told, value in (
+        (server.address, f"{leader.name} does, at {address}", address),
+        (server.external_address, f"{leader.name} does", ""),
+    ):
+        async with channel.connect(port) as connection:
+            call = NameserverStub(connection).GetCluster(nameserver_pb2.GetClusterRequest())
+            with pytest.raises(Unavailable) as refused:
+                await status.answer(call)
+        assert str(refused.value).endswith(f"does not lead: {told}")
+        assert (refused.value.field, refused.value.value) == ("leader", value)
 
 
 async def test_a_term_that_did_not_begin_is_not_stopped(group, monkeypatch):
