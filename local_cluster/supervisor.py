@@ -279,17 +279,18 @@ class Supervisor:
         pid = _pid(member)
         member.process = None
         member.state = ChildState.STOPPED
+        wanted = member.stopped is not None
         if member.stopped is not None:
             member.stopped.set_result(code)
             member.stopped = None
         if member.held or self.stopping.is_set():
             return
         self.emit("died", member=member.name, pid=pid, reason=_reason(code))
-        self._pause(member, _reason(code))
+        self._pause(member, _reason(code), wanted=wanted)
 
-    def _pause(self, member: ChildPlace, reason: str) -> None:
-        """Before it is started again, unless it needs a person."""
-        start_at_ms = member.policy.died(_now_ms())
+    def _pause(self, member: ChildPlace, reason: str, *, wanted: bool = False) -> None:
+        """Before it is started again, unless it needs a person.  `wanted`: it was killed."""
+        start_at_ms = member.policy.died(_now_ms(), wanted=wanted)
         if start_at_ms is None:
             self._give_up(member, reason)
         else:

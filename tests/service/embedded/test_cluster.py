@@ -174,6 +174,21 @@ def test_a_member_that_keeps_dying_is_given_up(
     assert events.wait("failed").details["member"] == "broker-0"
 
 
+def test_who_is_killed_on_request_is_not_given_up_however_often(
+    running: EmbeddedCluster, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "RAPID_DEATHS_MAX", 1)
+    monkeypatch.setattr(restarts, "STABLE_MS", 3_600_000)
+    for _ in range(3):
+        running.kill("broker-0")
+        assert events.wait("restarted").details["member"] == "broker-0"
+    os.kill(running.processes["broker-0"], signal.SIGKILL)
+    events.wait("restarted")
+    os.kill(running.processes["broker-0"], signal.SIGKILL)
+    events.wait("failed")
+    assert events.seen.count("failed") == 1
+
+
 @pytest.mark.parametrize("lasts", [False, True])
 def test_a_dead_member_that_cannot_be_started_is_tried_as_often_as_one_that_dies(
     running: EmbeddedCluster, events: Events, monkeypatch: pytest.MonkeyPatch, lasts: bool
@@ -190,7 +205,7 @@ def test_a_dead_member_that_cannot_be_started_is_tried_as_often_as_one_that_dies
         return start(*given, **options)
 
     monkeypatch.setattr(supervisor.subprocess, "Popen", short)
-    running.kill("broker-0", restart=True)
+    os.kill(running.processes["broker-0"], signal.SIGKILL)
     assert events.wait("failed" if lasts else "restarted").details["member"] == "broker-0"
     assert len(tries) == 3  # it died once besides
     assert ("failed" in events.seen) == lasts
@@ -282,8 +297,8 @@ def test_a_clock_that_is_set_back_keeps_no_member_down(
 ) -> None:
     died, time_ns = RestartPolicy.died, time.time_ns
 
-    def set_back(policy: RestartPolicy, now_ms: int) -> int | None:
-        start_at_ms = died(policy, now_ms)
+    def set_back(policy: RestartPolicy, now_ms: int, *, wanted: bool) -> int | None:
+        start_at_ms = died(policy, now_ms, wanted=wanted)
         monkeypatch.setattr(time, "time_ns", lambda: time_ns() - 3_600_000_000_000)
         return start_at_ms
 

@@ -34,3 +34,11 @@ def test_a_stable_life_forgets_earlier_deaths() -> None:
         policy.died(1)
     policy.started(0)
     assert policy.died(STABLE_MS) == STABLE_MS + PAUSE_FIRST_MS
+
+
+def test_deaths_that_were_asked_for_are_no_sign_of_anything() -> None:
+    policy = RestartPolicy()
+    policy.started(0)
+    for now_ms in range(2 * RAPID_DEATHS_MAX):
+        assert policy.died(now_ms, wanted=True) == now_ms + PAUSE_FIRST_MS
+    assert policy.died(100) == 100 + PAUSE_FIRST_MS  # a first one
