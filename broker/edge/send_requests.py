@@ -20,9 +20,9 @@ from duemq_server.broker.reading.repeats import due_of
 from duemq_server.broker.records import batch as batches
 from duemq_server.broker.records.batch import BatchLimits, Columns, IncomingBatch
 from duemq_server.broker.store.store import Accepted, Store
-from duemq_server.serving import spans
 from duemq_server.serving.permissions.access import ACCESS
 from duemq_server.serving.permissions.rights import Action, Need
+from duemq_server.serving.tracing import spans
 
 # Requests of one stream that wait for the disk; more of them wait in the connection's buffers.
 STREAM_IN_FLIGHT_MAX = 256

@@ -11,7 +11,7 @@ from duemq.tracing.contexts import (
     usual_ids,
 )
 from duemq.v1.message_pb2 import Record, RecordBatch
-from duemq_server.serving.encoded_contexts import contexts_in
+from duemq_server.serving.tracing.encoded_contexts import contexts_in
 
 # Generating frames takes long where the machine is busy; that says nothing about them.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

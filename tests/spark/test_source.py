@@ -21,7 +21,7 @@ from duemq.v1.trace_pb2 import SpanBatch
 from duemq_analytics import options, report, session
 from duemq_analytics.source import schema
 from duemq_analytics.source.client import QueueClient
-from duemq_server.serving import spans as services
+from duemq_server.serving.tracing import spans as services
 from tests.service.blocking_cluster import STORE_MS, FakeCluster, FakeQueue, serving
 
 pytestmark = pytest.mark.spark

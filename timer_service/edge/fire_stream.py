@@ -22,8 +22,9 @@ from duemq.settings import Tls
 from duemq.transport import channel, status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import view_pb2
-from duemq_server.serving import process, spans
+from duemq_server.serving import process
 from duemq_server.serving.clock import now_ms, steady_ms
+from duemq_server.serving.tracing import spans
 from duemq_server.timer_service.firing import SLEEP_S_MAX
 from duemq_server.timer_service.scheduling.clocks import BrokerClock
 from duemq_server.timer_service.scheduling.dispatch import NEVER

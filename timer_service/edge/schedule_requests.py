@@ -16,7 +16,7 @@ from duemq.protocol.record_bytes import ENTRY_TAG, property_entry, text_hash, va
 from duemq.protocol.route import Queue
 from duemq.protocol.timer_keys import SCHEDULE_RECORDS_MAX
 from duemq.v1 import message_pb2, timer_pb2
-from duemq_server.serving import spans
+from duemq_server.serving.tracing import spans
 from duemq_server.timer_service.edge.broker_links import BrokerLinks
 from duemq_server.timer_service.edge.cancel_requests import check_request_id
 from duemq_server.timer_service.edge.timer_names import proto_of

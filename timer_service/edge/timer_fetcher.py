@@ -32,7 +32,8 @@ from duemq.protocol.route import Broker
 from duemq.transport import status
 from duemq.transport.retrying import Backoff
 from duemq.v1 import broker_pb2, stubs
-from duemq_server.serving import process, spans
+from duemq_server.serving import process
+from duemq_server.serving.tracing import spans
 from duemq_server.timer_service.shard import Shard
 from duemq_server.timer_service.timers import intake
 from duemq_server.timer_service.timers.log_entries import SourceId

@@ -2,7 +2,7 @@ import pytest
 
 from duemq.tracing.contexts import LINKS_MAX, TRACEPARENT, FoundContexts, extract
 from duemq.v1.message_pb2 import Record, RecordBatch
-from duemq_server.serving.encoded_contexts import contexts_in
+from duemq_server.serving.tracing.encoded_contexts import contexts_in
 
 IDS = "1" * 32 + "-" + "2" * 16
 

@@ -16,7 +16,7 @@ from duemq.tracing import processing
 from duemq.tracing import spans as tracing
 from duemq.tracing.contexts import TRACEPARENT
 from duemq.v1.message_pb2 import Record, RecordBatch
-from duemq_server.serving import spans as services
+from duemq_server.serving.tracing import spans as services
 
 SAMPLED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
 REFUSED = {TRACEPARENT: "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}

@@ -22,7 +22,7 @@ from duemq.tracing.attributes import (
     attributes_of,
 )
 from duemq.tracing.spans import enabled, record, traced
-from duemq_server.serving.encoded_contexts import contexts_in
+from duemq_server.serving.tracing.encoded_contexts import contexts_in
 
 __all__ = ["enabled", "record_fire", "record_schedule", "record_store", "traced"]
 
