@@ -1,5 +1,6 @@
 """Shifts, cancels, moves and holds while the number of timer shards changes, against a plain model.
 
+Disks of some are full for a while.
 Jobs are cut small, so that shards start anew in the middle of one; each is asked for, with one id,
 until nobody is missing.  A message has its body for a name; the model says for when it may wait.
 Whatever was not waiting as a job was first asked for, that may have met it or not.
@@ -26,7 +27,12 @@ from duemq.errors import Unavailable
 from duemq.transport import status
 from duemq.v1 import broker_pb2, message_pb2, stubs, timer_inspector_pb2, timer_pb2
 from duemq_server.serving.clock import now_ms
+from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.log import SegmentedLog
 from duemq_server.timer_service import bulk_loop
+from duemq_server.timer_service.disk.housekeeping import Housekeeper
+from duemq_server.timer_service.disk.place import ShardPlace
+from duemq_server.timer_service.edge import broker_link
 from duemq_server.timer_service.scheduling.bulk import walk
 from duemq_server.timer_service.shard import Shard as ShardCore
 from tests.service.running_broker import batch
@@ -380,6 +386,35 @@ async def repeat(over: asyncio.Event, work: Callable[[], Awaitable[None]]) -> No
         await asyncio.sleep(0.01)
 
 
+class FullDisks:
+    """Those of some shards, by name; of a shard that starts, too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: set[str] = set()
+        write, save, short = SegmentedLog.write_group, ShardPlace.save, Housekeeper.short_of_space
+
+        def write_group(log: SegmentedLog) -> Any:
+            if log.pending_bytes and self._met(log.directory):
+                log.disk_full = True
+                raise DiskFull(log.directory)
+            return write(log)
+
+        def saved(place: ShardPlace) -> None:
+            if self._met(place._path):
+                raise DiskFull(place._path)
+            save(place)
+
+        def is_short(keeper: Housekeeper) -> bool:
+            return self._met(keeper._path) or short(keeper)
+
+        monkeypatch.setattr(SegmentedLog, "write_group", write_group)
+        monkeypatch.setattr(ShardPlace, "save", saved)
+        monkeypatch.setattr(Housekeeper, "short_of_space", is_short)
+
+    def _met(self, path: str) -> bool:
+        return any(f"/{name}/" in path for name in self.names)
+
+
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
 async def test_what_is_asked_for_while_shards_change_is_done_once(
     cluster: Cluster, shards: Shards, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -395,6 +430,8 @@ async def test_what_is_asked_for_while_shards_change_is_done_once(
             save(self, at_ms)
 
     monkeypatch.setattr(ShardCore, "_last_save", saved)
+    monkeypatch.setattr(broker_link, "LAST_WORDS_S", 0.1)
+    disks = FullDisks(monkeypatch)
     await shards.start(0, 1)
     async with Admin(cluster.nameserver) as admin:
         await until(lambda: bool(admin._client.routes.timers))
@@ -417,7 +454,13 @@ async def test_what_is_asked_for_while_shards_change_is_done_once(
                     await world.send(world.random.choice(TOPICS), 1, 2 * HOUR_MS, 2 * HOUR_MS)
                 await asyncio.sleep(0.05)
 
-            tasks = [asyncio.create_task(repeat(over, each)) for each in (work, sends)]
+            async def fills() -> None:
+                await asyncio.sleep(chance.uniform(0, 0.3))
+                disks.names = {f"t{chance.choice(list(shards.running) or [0])}"}
+                await asyncio.sleep(chance.uniform(0, 0.3))
+                disks.names = set()
+
+            tasks = [asyncio.create_task(repeat(over, each)) for each in (work, sends, fills)]
             await change(world, number)
             over.set()
             await asyncio.gather(*tasks)
