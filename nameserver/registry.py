@@ -302,16 +302,21 @@ class Registry:
             raise NotReady(f"just started, ready in {seconds:.1f} s; ask another nameserver")
 
     def route(self, topic: str) -> tuple[Served, ...]:
-        """Who serves the topic, sorted by broker.  Raises TopicNotFound."""
+        """Who serves the topic, sorted by broker.
+
+        Raises TopicNotFound: `retryable` if somebody has it who is lost, and not given up.
+        """
         served = self._routes.of(topic)
         if not served:
-            names = ", ".join(
-                lost.instance.report.name for lost in self.lost_brokers if not lost.forgotten
-            )
+            lost = [one for one in self.lost_brokers if not one.forgotten]
+            having = [one for one in lost if any(each.topic == topic for each in one.topics or ())]
+            names = ", ".join(one.instance.report.name for one in having or lost)
+            told = f"; {'those that have it were ' * bool(having)}lost lately: {names}"
             raise TopicNotFound(
-                f"no broker serves topic {topic!r}" + (f"; lost lately: {names}" if names else ""),
+                f"no broker serves topic {topic!r}" + (told if names else ""),
                 field="topic",
                 value=topic,
+                retryable=bool(having),
             )
         return served
 

@@ -1,10 +1,12 @@
-"""A topic that somebody made, of which a producer has not been told yet: it is not made anew."""
+"""A topic that a producer does not see, and somebody has: it is not made anew."""
 
 import asyncio
 
 import pytest
 
 from duemq import aio
+from duemq.errors import TopicNotFound
+from duemq.settings import ProducerSettings
 from duemq.transport import cluster_client
 from tests.service.running_cluster import running_cluster
 
@@ -54,3 +56,35 @@ async def test_producers_that_make_a_topic_at_once_make_it_on_all_brokers(cluste
         Held(other._client)
         await asyncio.gather(one.send("new", b"x"), other.send("new", b"y"))
         assert {each.broker for each in other._client.routes.route("new").brokers} == {"b0", "b1"}
+
+
+async def test_a_topic_whose_broker_is_away_is_waited_for(cluster, admin):
+    await admin.create_topic("ordered", queues=1, brokers=["b0"])
+    await cluster.stop_broker("b0")
+    settings = ProducerSettings(send_timeout_s=0.5)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        with pytest.raises(TopicNotFound, match="lost lately: b0"):
+            await producer.send("ordered", b"x")
+    async with aio.Producer(cluster.nameserver) as producer:
+        asked, ask = asyncio.Event(), producer._client._made_by_others
+
+        async def noticed(topic):
+            try:
+                return await ask(topic)
+            finally:
+                asked.set()
+
+        producer._client._made_by_others = noticed
+        sending = asyncio.create_task(producer.send("ordered", b"x"))
+        await asked.wait()
+        await cluster.start_broker("b0")
+        assert (await sending).broker == "b0"
+    assert "ordered" not in cluster.brokers["b1"].store.topics
+
+
+async def test_a_topic_of_a_broker_that_was_given_up_is_made_on_the_others(cluster, admin):
+    await admin.create_topic("ordered", queues=1, brokers=["b0"])
+    await cluster.stop_broker("b0")
+    await admin.forget("b0")
+    async with aio.Producer(cluster.nameserver) as producer:
+        assert (await producer.send("ordered", b"x")).broker == "b1"

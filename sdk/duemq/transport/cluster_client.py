@@ -350,7 +350,7 @@ class Client:
     async def _create(self, topic: str, timeout_s: float) -> frozenset[str]:
         deadline = time.monotonic() + timeout_s
         await self.wait_for(lambda routes: bool(routes.brokers), timeout_s)
-        if made := await self._made_by_others(topic):
+        if (made := await self._made_by_others(topic)) is not None:
             return made
         request = admin_pb2.CreateTopicRequest(
             topic=admin_pb2.TopicConfig(name=topic), if_missing=True
@@ -371,15 +371,24 @@ class Client:
         # Those that take longer are not waited for; they make it all the same.
         return await _first_and_those_close_behind(asked)
 
-    async def _made_by_others(self, topic: str) -> frozenset[str]:
-        """Who has a topic of which the nameservers have not told us yet: it stays on these."""
+    async def _made_by_others(self, topic: str) -> frozenset[str] | None:
+        """Who has a topic of which the nameservers have not told us yet: it stays on these.
+
+        None: nobody has it, be he away.
+        """
         ask = stubs.NameserverStub.ask("GetRoute", nameserver_pb2.GetRouteRequest(topic=topic))
         made: set[str] = set()
+        away = False
 
         async def at(nameserver: str) -> None:
-            with suppress(DuemqError):
+            nonlocal away
+            try:
                 route = await self.once(nameserver, ask, CREATE_GRACE_S)
                 made.update(served.broker for served in route.brokers)
+            except TopicNotFound as error:
+                away |= error.retryable
+            except DuemqError:
+                pass
 
         await asyncio.gather(*map(at, self.nameservers))
         live = {broker.name for broker in self._routes.brokers}
@@ -391,7 +400,7 @@ class Client:
 
             with suppress(Timeout):
                 await self.wait_for(is_whole, CREATE_GRACE_S)
-        return frozenset(made)
+        return frozenset(made) if made or away else None
 
     def _made(self, task: asyncio.Task[str]) -> None:
         self._making.discard(task)

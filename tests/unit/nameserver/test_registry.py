@@ -245,8 +245,12 @@ def test_who_stopped_or_fell_silent_is_lost_since_then(registry):
 def test_a_topic_that_nobody_serves_may_be_with_who_is_lost(registry):
     registry.register(OLD, broker(), 0)
     registry.deregister(BrokerReport, "a", NEW, 0)
-    with pytest.raises(TopicNotFound, match="lost lately: a"):
+    with pytest.raises(TopicNotFound, match="those that have it were lost lately: a") as caught:
         registry.route("t")
+    assert caught.value.retryable
+    with pytest.raises(TopicNotFound, match="no broker serves topic 'new'; lost lately") as caught:
+        registry.route("new")
+    assert not caught.value.retryable
 
 
 def test_who_comes_back_is_not_lost(registry):
@@ -402,6 +406,7 @@ def test_who_is_lost_can_be_given_up_and_watchers_hear_of_it(registry):
     with pytest.raises(TopicNotFound) as caught:
         registry.route("t")
     assert "lost lately" not in caught.value.message
+    assert not caught.value.retryable
 
 
 def test_giving_up_twice_changes_nothing_more(registry):
