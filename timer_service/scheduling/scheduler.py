@@ -405,14 +405,23 @@ class Scheduler:
             self.dispatcher.forget(lane.id)
 
     def _give_up_targets(self) -> None:
-        """Of topics that are gone, and that are not counted any more: nothing is left of these."""
-        busy = self.dispatcher.busy_targets()
-        for number in self.numbers.next_looked_at():
-            topic = self.numbers.targets[number].topic
-            gone = not (self.topics.may_be_left(topic) or self.dispatcher.serves(topic))
-            if gone and number not in busy:
+        """Of topics that are gone, and that are not counted any more: nothing is left of these.
+
+        What is held is asked, too: were a count wrong, a timer would go to another's topic.
+        """
+        targets = self.numbers.targets
+        busy = {*self.dispatcher.busy_targets(), *self._resumed}
+        looked_at = [number for number in self.numbers.next_looked_at() if number not in busy]
+        gone = [number for number in looked_at if self._is_gone(targets[number].topic)]
+        held = self.tiers.targets() if gone else set()
+        parked = set(self.segments.parked()) if gone else set()
+        for number in gone:
+            if number not in held and targets[number] not in parked:
                 self.dispatcher.due.forget(number)
                 self.numbers.give_up_target(number)
+
+    def _is_gone(self, topic: str) -> bool:
+        return not (self.topics.may_be_left(topic) or self.dispatcher.serves(topic))
 
     def flush_acks(self) -> None:
         """Writes held back acknowledgements to the log.  Raises LogFull, DiskFull."""

@@ -246,6 +246,12 @@ class Tiers:
 
     # -- figures ----------------------------------------------------------
 
+    def targets(self) -> set[int]:
+        """Numbers of the targets of all that memory holds; far timers that are gone included."""
+        near = self._near.table.target[self._near.pending_ids()]
+        there = np.concatenate([near, *(rows.target for rows, _ in self.pieces())])
+        return set(np.flatnonzero(np.bincount(there)).tolist())
+
     def held(self) -> int:
         """Timers counted where they lie; equal to the ledger's `pending`."""
         flushing = sum(len(rows) for rows, _ in self.flushing)

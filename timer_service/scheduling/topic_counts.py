@@ -116,6 +116,7 @@ class TopicCounts:
 
         None: it is not known which are.  Then any of which nothing is left, beyond `FOLLOWED_MAX`.
         """
+        self._learn()  # or what was renamed would pile up where nobody asks for slots
         most = len(self._slot_of) - 1 - (KEPT_MAX if served else FOLLOWED_MAX)
         if most <= 0:
             return

@@ -21,6 +21,7 @@ from duemq_server.timer_service.scheduling.bulk import slices
 from duemq_server.timer_service.scheduling.bulk.jobs import Which
 from duemq_server.timer_service.scheduling.bulk.walk import Walk, accept
 from duemq_server.timer_service.scheduling.cancelling import CANCELLED
+from duemq_server.timer_service.scheduling.holding import changes
 from duemq_server.timer_service.scheduling.keyed.changes import Rescheduling
 from duemq_server.timer_service.scheduling.schedules import changes as schedule_changes
 from duemq_server.timer_service.scheduling.topic_counts import OTHERS, TopicCounts, TopicLedger
@@ -354,3 +355,63 @@ def test_the_number_of_a_target_is_anothers_once_its_topic_is_gone(
     world.kill()
     monkeypatch.setattr(world, "_check_topics", lambda *_: None)  # of some nobody knows any more
     world.drain()
+
+
+def gone_again(world: World, monkeypatch: pytest.MonkeyPatch, *topics: str) -> None:
+    """These topics come, have a timer that fires, go, and are counted no more."""
+    monkeypatch.setattr(topic_counts, "KEPT_MAX", 0)
+    monkeypatch.setattr(topic_counts, "SHOWN_MAX", 0)
+    for topic in topics:
+        monkeypatch.setitem(timer_world.TOPICS, topic, -1)
+        world.set_topics([topic])
+        world.broker.accept([world.now_ms], 10, topic)
+        world.ingest(9)
+        for _ in range(3):
+            world.tick()
+            world.sync()
+            world.send()
+    world.set_topics([])
+
+
+def number_of(world: World, topic: str) -> int:
+    return [each.topic for each in world.scheduler.numbers.targets].index(topic)
+
+
+def test_a_count_that_is_wrong_sends_no_timer_to_another_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    gone_again(world, monkeypatch, "short")
+    world.broker.accept([world.now_ms + 5_000], 10, "short")
+    world.ingest(9)
+    scheduler = world.scheduler
+    scheduler.topics.of("short").accepted -= 1
+    scheduler.forget_gone()
+    assert not scheduler.topics.counted("short")
+
+    monkeypatch.setitem(timer_world.TOPICS, "new", -1)
+    world.broker.accept([world.now_ms + DAY_MS], 10, "new")
+    world.ingest(9)
+    assert [each.topic for each in world.pending()] == ["short", "new"]
+
+
+def test_what_a_hold_kept_back_goes_on_under_its_own_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what waits for another target, that has the number now, would be sorted in for ever."""
+    world = World()
+    gone_again(world, monkeypatch, "held")
+    scheduler = world.scheduler
+    changes.hold(scheduler, world.now_ms, "held", "key")
+    changes.resume(scheduler, world.now_ms, "held", "key")
+    scheduler.forget_gone()
+
+    monkeypatch.setitem(timer_world.TOPICS, "new", -1)
+    monkeypatch.setitem(timer_world.TOPICS, "newer", -1)
+    world.broker.accept([world.now_ms], 10, "new")
+    world.broker.accept([world.now_ms], 10, "newer")
+    world.ingest(9)
+    for _ in range(3):
+        world.tick()
+    assert scheduler.dispatcher.due.waiting == 2
+    assert scheduler.next_tick_ms() > world.now_ms
