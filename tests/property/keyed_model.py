@@ -108,6 +108,8 @@ class KeyedModel:
             message_pb2.Record(body=b"x" * body, message_id=str(number), timer_key=key)
             for number, key in zip(ids, keys, strict=True)
         ]
+        for number in ids:
+            self._world.broker.targets[number] = {(topic, -1)}
         asked = keyed_records(topic, keys, records, due_ms)
         request = self._request()
 

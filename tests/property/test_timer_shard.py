@@ -19,6 +19,7 @@ from tests.property.timer_world import (
     TOPICS,
     Listing,
     World,
+    topics,
 )
 
 HOUR_MS = 3_600_000
@@ -42,7 +43,7 @@ class TimerShard(RuleBasedStateMachine):
     @rule(
         waits=st.lists(delays, min_size=1, max_size=25),
         body=st.one_of(st.integers(0, 300), st.integers(0, 5_000)),
-        topic=st.sampled_from(sorted(TOPICS)),
+        topic=topics,
     )
     def accept(self, waits: list[int], body: int, topic: str) -> None:
         self.world.broker.accept([self.world.now_ms + wait for wait in waits], body, topic)
@@ -58,7 +59,7 @@ class TimerShard(RuleBasedStateMachine):
     @rule(
         count=st.integers(1, 120),
         wait=st.integers(0, 12_000),
-        topic=st.sampled_from(sorted(TOPICS)),
+        topic=topics,
     )
     def accept_a_herd(self, count: int, wait: int, topic: str) -> None:
         """More than a tick takes, and than memory holds, in one millisecond."""
@@ -133,7 +134,7 @@ class TimerShard(RuleBasedStateMachine):
     def blocks_were_read(self) -> None:
         self.world.join_counted()
 
-    @rule(topic=st.sampled_from([None, *sorted(TOPICS)]))
+    @rule(topic=st.one_of(st.none(), topics))
     def somebody_asks_for_a_forecast(self, topic: str | None) -> None:
         self._survive(lambda: self.world.check_forecast(topic))
 
@@ -145,7 +146,7 @@ class TimerShard(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.world.listings) < 3)
     @rule(
-        topic=st.sampled_from(sorted(TOPICS)),
+        topic=topics,
         limit=st.sampled_from([1, 7, 1_000]),
         every=st.sampled_from([1, 3]),
     )
@@ -169,7 +170,7 @@ class TimerShard(RuleBasedStateMachine):
         keys=st.lists(keys, min_size=1, max_size=6, unique=True),
         waits=st.lists(delays, min_size=6, max_size=6),
         body=st.one_of(st.integers(0, 300), st.integers(0, 2_000)),
-        topic=st.sampled_from(sorted(TOPICS)),
+        topic=topics,
         if_absent=st.booleans(),
     )
     def schedule(
@@ -201,17 +202,15 @@ class TimerShard(RuleBasedStateMachine):
         waits = [0] * len(which) if fire else waits[: len(which)]
         self._survive(lambda: model.reschedule(which, waits, fire=fire))
 
-    @rule(topic=st.sampled_from(sorted(TOPICS)), prefix=prefixes)
+    @rule(topic=topics, prefix=prefixes)
     def hold(self, topic: str, prefix: str) -> None:
         self._survive(lambda: self.world.holds.hold(topic, prefix))
 
-    @rule(
-        topic=st.sampled_from(sorted(TOPICS)), prefix=prefixes, older_ms=st.sampled_from([0, 500])
-    )
+    @rule(topic=topics, prefix=prefixes, older_ms=st.sampled_from([0, 500]))
     def resume_without(self, topic: str, prefix: str, older_ms: int) -> None:
         self._survive(lambda: self.world.holds.resume_without(topic, prefix, older_ms))
 
-    @rule(topic=st.sampled_from(sorted(TOPICS)), prefix=prefixes)
+    @rule(topic=topics, prefix=prefixes)
     def resume(self, topic: str, prefix: str) -> None:
         self._survive(lambda: self.world.holds.resume(topic, prefix))
 
@@ -243,9 +242,9 @@ class TimerShard(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         self._survive(self.world.checkpoint)
 
-    @rule(topics=st.lists(st.sampled_from(sorted(TOPICS)), unique=True))
-    def routes_change(self, topics: list[str]) -> None:
-        self.world.set_topics(topics)
+    @rule(served=st.lists(topics, unique=True))
+    def routes_change(self, served: list[str]) -> None:
+        self.world.set_topics(served)
 
     @rule()
     def kill(self) -> None:

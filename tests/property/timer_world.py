@@ -18,6 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
+from hypothesis import strategies as st
 
 from duemq.errors import DuemqError
 from duemq.protocol.due import Edges
@@ -46,7 +47,7 @@ from duemq_server.timer_service.timers.limits import AHEAD_MS, Limits
 from duemq_server.timer_service.timers.log_entries import Cancelled, LaneId, SourceId
 from duemq_server.timer_service.views.finding import HandleFinder
 from duemq_server.timer_service.views.forecast import Forecast, split_blocks
-from duemq_server.timer_service.views.listing import Page, PageQuery, Position
+from duemq_server.timer_service.views.listing import Page, PageItem, PageQuery, Position
 from tests.crash.faulty_disk import FaultyDisk, PowerCut
 from tests.property.hold_model import HoldModel
 from tests.property.keyed_model import KEYED_FROM, SHARD, KeyedModel
@@ -73,6 +74,10 @@ TIGHT = replace(
     log_pending_bytes_max=8 << 10,
 )
 TOPICS = {"any": -1, "keyed": 1}
+topics = st.integers(0, 255).map(lambda number: sorted(TOPICS)[number % len(TOPICS)])
+"""One of those that there are when it is drawn."""
+Goes = tuple[str, int]
+"""Topic and queue, -1: any, that a message is for."""
 WIRE_BYTES = 1 << 20
 PAGES_MAX = 10_000  # of a list
 
@@ -209,6 +214,7 @@ class BrokerModel:
     cancelled: set[int] = field(default_factory=set)  # answered so
     decided: set[int] = field(default_factory=set)  # dispatched, and then the clock went back
     moved: dict[int, int] = field(default_factory=dict)  # due times that somebody else set
+    targets: dict[int, set[Goes]] = field(default_factory=dict)  # where each may go
 
     def accept(self, due_ms: list[int], body_bytes: int, topic: str) -> None:
         base = len(self.due_ms)
@@ -219,7 +225,17 @@ class BrokerModel:
         data = timer_frame(base, records, due_ms, topic=topic, target_queue_id=TOPICS[topic])
         self.due_ms += due_ms
         self.topics += [topic] * len(due_ms)
+        for n in range(len(due_ms)):
+            self.targets[base + n] = {(topic, TOPICS[topic])}
         self.frames.append((base, data))
+
+    def check_target(self, message: int, topic: str, queue_id: int = -1) -> None:
+        """It is bound for this topic; `queue_id`: and this queue, unless it may go to any."""
+        if message not in self.targets:
+            return  # a schedule's
+        found = [queue for name, queue in self.targets[message] if name == topic]
+        assert found, f"{message} is for {self.targets[message]}, not for {topic}"
+        assert queue_id < 0 or {-1, queue_id} & {*found}
 
     def due_of(self, message: int) -> int:
         """When it is due, by what was answered last."""
@@ -256,6 +272,7 @@ class BrokerModel:
         assert len(records) == batch.count == len(sizes)
         for each in records:
             offset = int(each.message_id)
+            self.check_target(offset, batch.lane.id.topic, batch.lane.id.queue_id)
             self.delivered[offset] += 1
             assert self.delivered[offset] == 1, f"{offset} was delivered twice"
             assert offset not in self.cancelled, f"{offset} was cancelled and delivered"
@@ -503,7 +520,9 @@ class World:
         read = {(x.block.file, x.block.position): x for x in self._read_blocks(split).counted}
         slot = self.scheduler.topics.slot(topic) if topic else None
         found = Forecast(self.scheduler, now_ms, edges, slot, read).run()
-        dues = [each.due_ms for each in self.pending() if topic in (None, each.topic)]
+        slot_of = self.scheduler.topics.slot_of_left
+        pending = self.pending()
+        dues = [each.due_ms for each in pending if topic is None or slot_of(each.topic) == slot]
         assert sum(each.pending for each in found) == len(dues)
         for each in found:
             assert each.pending == sum(each.from_ms <= due_ms < each.to_ms for due_ms in dues)
@@ -529,6 +548,37 @@ class World:
             with Files(self.disk, self.scheduler.segments.directory) as files:
                 assert message_id(located.bodies.read(located.row, files)) == message
         return str(outcome)
+
+    def listed(self, topic: str) -> list[PageItem[int]]:
+        """All messages of a topic, each bound for where it shall go."""
+        found: list[PageItem[int]] = []
+        after: Position | None = None
+        while True:
+            page = Page(
+                self.scheduler,
+                PageQuery(topic, 0, 1 << 60, 1_000, after),
+                message_id,
+                wants_all=True,
+            )
+            page.run()
+            found += page.still_pending(self.scheduler)
+            after = page.next
+            if after is None:
+                break
+        for each in found:
+            assert each.target.topic == topic
+            self.broker.check_target(each.made, topic, each.target.queue_id)
+        return found
+
+    def check_listed(self) -> None:
+        """What is listed of every topic, and how many are counted."""
+        counts = {topic: len(self.listed(topic)) for topic in sorted(TOPICS)}
+        assert sum(counts.values()) == self.scheduler.ledger.pending
+        for topic, count in counts.items():
+            if self.scheduler.topics.counted(topic):
+                assert self.scheduler.topics.of(topic).pending == count
+            elif count:
+                assert self.scheduler.topics.may_be_left(topic)
 
     def pending(self) -> list[Pending]:
         """All that is pending, found where it lies, in the order of a list."""
@@ -707,7 +757,8 @@ class World:
         for column in ("accepted", "fired", "cancelled", "replaced", "dropped", "lost"):
             total = sum(getattr(each, column) for _, each in topics)
             assert total == getattr(ledger, column)
-        if self.keyed.came or self.keyed.moved:
+        mixed = any(not name for name, _ in topics)
+        if mixed or self.keyed.came or self.keyed.moved:
             return
         for topic, each in topics:
             assert each.accepted == of(topic, everything)
