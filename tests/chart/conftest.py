@@ -63,7 +63,7 @@ def find(name):
     return Helm(binary)
 
 
-@pytest.fixture(scope="session", params=["helm3", "helm4"])
+@pytest.fixture(scope="session", params=[pytest.param("helm3", marks=pytest.mark.long), "helm4"])
 def helm(request):
     return find(request.param)
 

@@ -129,7 +129,9 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedClu
 
 @pytest.mark.timeout(SECONDS + 3 * DRAIN_S)
 @pytest.mark.parametrize("round", range(ROUNDS))
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(each, marks=[pytest.mark.long] * (each == "key")) for each in MODES]
+)
 def test_a_disturbed_group_loses_repeats_and_disorders_nothing(
     cluster: EmbeddedCluster, mode: str, round: int, tmp_path: Path
 ) -> None:

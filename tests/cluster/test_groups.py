@@ -85,6 +85,7 @@ def send(cluster: EmbeddedCluster, topic: str, count: int) -> set[Place]:
     return {(receipt.broker, receipt.queue, receipt.offset) for receipt in stored}
 
 
+@pytest.mark.long
 def test_after_kill9_exactly_the_uncommitted_tail_comes_again(cluster: EmbeddedCluster) -> None:
     topic = group = topic_name()
     first = send(cluster, topic, 300)

@@ -126,6 +126,7 @@ def test_who_has_no_certificate_is_told_so(cluster: EmbeddedCluster, mine: Tls) 
     assert "speaks TLS, but no connection came of it" in done.stderr
 
 
+@pytest.mark.long
 def test_who_may_send_somewhere_does_nothing_else(cluster: EmbeddedCluster, folder: Path) -> None:
     shop = certificate(folder / "ca.pem", "anybody", san="DNS:shop.example.org")
     mine, other = f"shop-{topic_name()}", topic_name()

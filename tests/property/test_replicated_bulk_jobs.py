@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -53,7 +54,7 @@ class ReplicatedBulkJobs(BulkJobs):
         self.world.cut_standbys_power_in(operations)
 
 
-TestReplicatedBulkJobs = ReplicatedBulkJobs.TestCase
+TestReplicatedBulkJobs = pytest.mark.long(ReplicatedBulkJobs.TestCase)
 TestReplicatedBulkJobs.settings = settings(
     max_examples=max(30, settings.default.max_examples // 4),
     stateful_step_count=40,

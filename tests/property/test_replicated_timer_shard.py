@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -71,7 +72,7 @@ class ReplicatedTimerShard(TimerShard):
         self.world.cut_standbys_power_in(operations)
 
 
-TestReplicatedTimerShard = ReplicatedTimerShard.TestCase
+TestReplicatedTimerShard = pytest.mark.long(ReplicatedTimerShard.TestCase)
 TestReplicatedTimerShard.settings = settings(
     max_examples=max(60, settings.default.max_examples // 2),
     stateful_step_count=50,

@@ -246,6 +246,7 @@ def rows_read(frame):
     return leaf.metrics().apply("numOutputRows").value(), ids
 
 
+@pytest.mark.long
 def test_a_run_reads_nothing_of_files_without_its_messages(spark, tmp_path):
     table = ParquetSpans(tmp_path)
     landed(tmp_path, "q-0", [send("a1", 0), process("a1", 10, "g"), send("a2", 20)])

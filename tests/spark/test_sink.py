@@ -70,6 +70,7 @@ def test_the_topic_may_be_a_column(spark, cluster):
     assert all(not row["properties"] for row in rows(spark, cluster, one))
 
 
+@pytest.mark.long
 def test_delayed_rows_come_at_their_time(spark, cluster):
     topic = topic_name()
     at = datetime.now(UTC) + timedelta(seconds=2)

@@ -188,7 +188,9 @@ def test_traces_are_read_as_spans(spark, cluster):
     assert narrow.toArrow().to_pylist()[0] == {"topic": "orders", "trace_row": 0}
 
 
-@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+@pytest.mark.parametrize(
+    "fail_on_data_loss", [pytest.param("true", marks=pytest.mark.long), "false"]
+)
 def test_what_is_no_trace_is_set_aside_and_stops_nothing(
     spark, cluster, tmp_path, fail_on_data_loss
 ):
