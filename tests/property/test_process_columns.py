@@ -6,7 +6,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from duemq.telemetry.light_spans import ProcessRows
 from duemq.tracing.attributes import BroadcastId
-from duemq.tracing.processing import Call, ProcessFrame
+from duemq.tracing.process_frames import Call, ProcessFrame
 from tests.property.test_send_columns import RESOURCE, check_any_part, unhurried
 
 START_NS = 1_700_000_000_123_456_789

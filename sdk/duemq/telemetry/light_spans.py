@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from duemq.tracing import attributes as attribute
 from duemq.tracing import spans as tracing
-from duemq.tracing.processing import ProcessFrame
+from duemq.tracing.process_frames import ProcessFrame
 from duemq.tracing.sends import LightFrame, SendFrame
 
 _SCOPE = InstrumentationScope(*tracing.scope())

@@ -1,16 +1,12 @@
-"""Process spans: the application's callback, a span a message.
-
-Of messages of one pull they are columns, where spans may be light (sends.py).
-"""
+"""Process spans: the application's callback, a span a message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from random import randbytes
 from time import time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach, get_current
@@ -20,13 +16,11 @@ from opentelemetry.trace import (
     Span,
     SpanContext,
     SpanKind,
-    Status,
     TraceFlags,
 )
 from opentelemetry.util.types import AttributeValue
 
 from duemq.message import records_of, traceparents
-from duemq.protocol.limits import SPAN_NUMBERS
 from duemq.tracing import guarded, spans
 from duemq.tracing.attributes import (
     ATTEMPT,
@@ -34,7 +28,6 @@ from duemq.tracing.attributes import (
     DUE_MS,
     LATENESS_MS,
     attributes_of,
-    failure,
     of_message,
 )
 from duemq.tracing.contexts import (
@@ -44,91 +37,14 @@ from duemq.tracing.contexts import (
     usual_ids,
     with_baggage,
 )
-from duemq.tracing.sampling import SPAN_ID_BYTES, TRACE_ID_BYTES
+from duemq.tracing.process_frames import Call, ProcessFrame, frame_of
+from duemq.tracing.sampling import SPAN_ID_BYTES
 
 if TYPE_CHECKING:
     from duemq.message import Message
 
 Blame = Callable[[BaseException, Sequence["Message"]], Mapping[int, BaseException]]
 """An error for each message that failed, by its place, when the callback raised."""
-
-
-_DUES_MS = SPAN_NUMBERS["due_ms"]
-
-
-class Call(NamedTuple):
-    """One call of the application, for messages of one queue."""
-
-    topic: str
-    broker: str
-    queue: int
-    group: str
-    client_id: str
-    start_ns: int
-    end_ns: int
-
-
-_NO_CALL = Call("", "", 0, "", "", 0, 0)
-
-
-class ProcessFrame(NamedTuple):
-    """Light spans of one call: an entry a message in each column."""
-
-    call: Call
-    trace_ids: bytes
-    parent_ids: bytes
-    """Of the messages' creation contexts."""
-    span_ids: bytes
-    message_ids: Sequence[str]
-    keys: Sequence[str]
-    tags: Sequence[str]
-    offsets: Sequence[int]
-    body_bytes: Sequence[int]
-    attempts: Sequence[int]
-    due_ms: Sequence[int]
-    failures: Sequence[tuple[str, Status] | None]
-
-    def ended(self, call: Call, errors: Sequence[BaseException | None] = ()) -> ProcessFrame:
-        """`errors`: why some failed."""
-        failures = [None if error is None else failure(error) for error in errors]
-        return ProcessFrame(call, *self[1:-1], failures or self.failures)
-
-    @property
-    def rows(self) -> int:
-        """How many they are."""
-        return len(self.message_ids)
-
-    def part(self, first: int, past: int) -> ProcessFrame:
-        """Some of them."""
-        rest: list[Any] = [column[first:past] for column in self[4:]]
-        return ProcessFrame(
-            self.call,
-            self.trace_ids[first * TRACE_ID_BYTES : past * TRACE_ID_BYTES],
-            self.parent_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
-            self.span_ids[first * SPAN_ID_BYTES : past * SPAN_ID_BYTES],
-            *rest,
-        )
-
-
-def frame_of(messages: Sequence[Message], trace_ids: bytes, parent_ids: bytes) -> ProcessFrame:
-    """Of callbacks to be, for these messages."""
-    records = records_of(messages)
-    count = len(records)
-    return ProcessFrame(
-        _NO_CALL,
-        trace_ids,
-        parent_ids,
-        randbytes(SPAN_ID_BYTES * count),
-        [record.message_id for record in records],
-        [record.key for record in records],
-        [record.tag for record in records],
-        [message.offset for message in messages],
-        [len(record.body) for record in records],
-        [record.attempt for record in records],
-        # A producer wrote it; beyond the limits it is no time.
-        [due if (due := record.due_ms) in _DUES_MS else 0 for record in records],
-        [None] * count,
-    )
 
 
 def _asked(name: str) -> Any:

@@ -13,7 +13,7 @@ from duemq.producing.batch import Batch
 from duemq.telemetry.exporter import CountingExporter
 from duemq.telemetry.light_spans import SendRows
 from duemq.telemetry.queue import SpanQueue
-from duemq.tracing.processing import Call, frame_of
+from duemq.tracing.process_frames import Call, frame_of
 from duemq.tracing.sends import SendFrame
 from duemq.v1.message_pb2 import Record
 from tests.unit.duemq.telemetry.made_lights import Light, lights_of
