@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, cast
 
@@ -303,10 +304,15 @@ class Fetcher:
         return request.messages < window.messages * REFILL or request.bytes < window.bytes * REFILL
 
     def _watched(
-        self, records: view_pb2.QueueRecordsView, messages: list[Message], asked_s: float
+        self,
+        records: view_pb2.QueueRecordsView,
+        messages: list[Message],
+        *,
+        asked_s: float,
+        end_ns: int,
+        server: str,
     ) -> None:
         """Spans and measures the way here: from the request, or the storing if that waited."""
-        end_ns, server = time.time_ns(), self._client.address_of(self._broker)
         asked_ns = end_ns - round(asked_s * 1e9)
         count = sum(records.run_counts)
         start_ns = min(max(asked_ns, records.run_store_ms[0] * 1_000_000), end_ns)
@@ -332,7 +338,10 @@ class Fetcher:
     def _hand_over(
         self, answers: Iterable[view_pb2.QueueRecordsView], request: _Open, asked_s: float
     ) -> None:
-        watched = spans.enabled() or meters.enabled()
+        watch = None
+        if spans.enabled() or meters.enabled():
+            server = self._client.address_of(self._broker)
+            watch = partial(self._watched, asked_s=asked_s, end_ns=time.time_ns(), server=server)
         for records in answers:
             request.messages -= sum(records.run_counts)
             request.bytes -= len(records.records)
@@ -347,8 +356,8 @@ class Fetcher:
             except Corrupt as error:
                 self._refused(source, error)
                 continue
-            if watched and messages:
-                self._watched(records, messages, asked_s)
+            if watch is not None and messages:
+                watch(records, messages)
             self._sink.pulled(source, messages, records)
 
     def _refused(self, source: Source, error: DuemqError) -> None:
