@@ -11,6 +11,7 @@ from duemq.producing import handle
 from duemq.settings import ProducerSettings
 from duemq.testing import MemoryCluster
 from duemq.v1 import admin_pb2, broker_pb2, error_pb2
+from duemq_server.bench.harness.topic_reader import read_topic
 from tests.service.fake_cluster import STORE_MS, FakeCluster
 from tests.service.running_broker import topic_name
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -183,11 +184,7 @@ def bodies_for(limit: int) -> list[bytes]:
 
 
 async def contents(cluster: Cluster, topic: str) -> dict[tuple[str, int, int], tuple[str, bytes]]:
-    async with aio.PullConsumer(None, nameserver=cluster.nameserver) as reader:
-        await reader.assign(topic, start_from="earliest")
-        found = []
-        while batch := await reader.poll(0.5):
-            found += batch
+    found = await asyncio.to_thread(lambda: list(read_topic(cluster.nameserver, topic)))
     return {(m.broker, m.queue, m.offset): (m.message_id, m.body) for m in found}
 
 

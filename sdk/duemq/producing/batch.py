@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
@@ -77,6 +78,7 @@ class Batch:
         "error",
         "errors",
         "extras",
+        "gaps",
         "growing",
         "id_head",
         "in_flight",
@@ -150,6 +152,8 @@ class Batch:
         self.error: DuemqError | None = None
         self.errors: dict[int, DuemqError] = {}
         """Of messages that fail alone."""
+        self.gaps: Sequence[int] = ()
+        """Their numbers, sorted, once the others are stored."""
         self.broker = ""
         """Whose lane numbered it; at last the one that has it."""
         self.queue_id = 0
@@ -341,6 +345,7 @@ class Batch:
         self.queue_id, self.base_offset = queue_id, base_offset
         self.store_ms, self.due_ms = store_ms, due_ms
         self.error = next(iter(self.errors.values()), None)
+        self.gaps = sorted(self.errors)
         self._settle()
 
     def failed(self, error: DuemqError) -> None:
@@ -420,7 +425,7 @@ class Batch:
 
     def place_of(self, index: int) -> int:
         """Of the message at `index` among those stored."""
-        return index - sum(map(index.__gt__, self.errors))
+        return index - bisect_left(self.gaps, index)
 
     def replaced_of(self, index: int) -> str | None:
         """The timer handle of what the message at `index` replaced."""
