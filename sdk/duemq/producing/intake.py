@@ -167,17 +167,17 @@ class Intake:
     def pieces(self) -> Iterator[list[Piece]]:
         """Of a call.  If it fails, its error says what failed before; the rest is untold."""
         pieces: list[Piece] = []
-        lost = 0
         try:
             yield pieces
         except Exception as error:
+            failed: list[DuemqError] = []
             for batch, first, count in pieces:
-                if batch.error is None:
+                if not batch.done:
                     batch.untell(first, count)
-                else:
-                    lost, why = lost + count, batch.error
-            if lost:
-                error.add_note(f"of {lost} messages before: {why}")
+                if batch.done:  # since then, perhaps: twice is better than never
+                    failed += filter(None, map(batch.error_of, range(first, first + count)))
+            if failed:
+                error.add_note(f"{len(failed)} messages before failed: {failed[-1]}")
             raise
 
     def offer_chunk(
