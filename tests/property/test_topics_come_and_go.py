@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -55,8 +55,14 @@ class TopicsComeAndGo(RuleBasedStateMachine):
             self.patch.setitem(TOPICS, f"t{number}", number % 3 - 1)
         self.asked: list[Asked] = []
 
-    def _survive(self, work: object) -> None:
-        raise NotImplementedError
+    _survive: Any  # of the machine that this is mixed into
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            if hasattr(self, "patch"):
+                self.patch.undo()
 
     @rule(served=st.lists(topics, max_size=5, unique=True))
     def only_few_are_served(self, served: list[str]) -> None:
@@ -144,16 +150,6 @@ class ShardOfTopicsThatGo(TopicsComeAndGo, TimerShard):
         self.set_bounds(*bounds)
         TimerShard.start(self, seed, limits)
 
-    def _survive(self, work: object) -> None:
-        TimerShard._survive(self, work)
-
-    def teardown(self) -> None:
-        try:
-            TimerShard.teardown(self)
-        finally:
-            if hasattr(self, "patch"):
-                self.patch.undo()
-
 
 class JobsOnTopicsThatGo(TopicsComeAndGo, BulkJobs):
     """And in bulk: cancelled, shifted, moved to another topic."""
@@ -165,16 +161,6 @@ class JobsOnTopicsThatGo(TopicsComeAndGo, BulkJobs):
 
     cancels = False  # handles of what was moved are not known here
     a_cancel_begins = None
-
-    def _survive(self, work: object) -> None:
-        BulkJobs._survive(self, work)
-
-    def teardown(self) -> None:
-        try:
-            BulkJobs.teardown(self)
-        finally:
-            if hasattr(self, "patch"):
-                self.patch.undo()
 
 
 common = settings(

@@ -8,6 +8,7 @@ from duemq import aio
 from duemq.errors import TopicNotFound
 from duemq.settings import ProducerSettings
 from duemq.transport import cluster_client
+from tests.listening import listening
 from tests.service.running_cluster import running_cluster
 
 
@@ -88,3 +89,14 @@ async def test_a_topic_of_a_broker_that_was_given_up_is_made_on_the_others(clust
     await admin.forget("b0")
     async with aio.Producer(cluster.nameserver) as producer:
         assert (await producer.send("ordered", b"x")).broker == "b1"
+
+
+async def test_a_nameserver_that_says_nothing_keeps_no_topic_from_being_made(cluster, monkeypatch):
+    async def silent(reader, writer):
+        await reader.read()
+
+    monkeypatch.setattr(cluster_client, "CREATE_GRACE_S", 0.1)
+    async with listening(silent) as address:
+        async with aio.Producer([cluster.nameserver, address]) as producer:
+            await producer.send("new", b"x")
+        assert all("new" in each.store.topics for each in cluster.brokers.values())

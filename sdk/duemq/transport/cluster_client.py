@@ -374,7 +374,7 @@ class Client:
     async def _made_by_others(self, topic: str) -> frozenset[str] | None:
         """Who has a topic of which the nameservers have not told us yet: it stays on these.
 
-        None: nobody has it, be he away.
+        Empty: only brokers that are away have it.  None: nobody has.
         """
         ask = stubs.NameserverStub.ask("GetRoute", nameserver_pb2.GetRouteRequest(topic=topic))
         made: set[str] = set()

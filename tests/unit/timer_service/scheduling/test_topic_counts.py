@@ -373,10 +373,6 @@ def gone_again(world: World, monkeypatch: pytest.MonkeyPatch, *topics: str) -> N
     world.set_topics([])
 
 
-def number_of(world: World, topic: str) -> int:
-    return [each.topic for each in world.scheduler.numbers.targets].index(topic)
-
-
 def test_a_count_that_is_wrong_sends_no_timer_to_another_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
