@@ -2,8 +2,8 @@
 
 A frame that is in flight when the stream breaks is sent again, first and in the old order: its
 outcome is unknown, and the same numbers make the broker store it once.  From then on it is
-*repeated*: a refusal no longer proves that it is not stored, so it is kept and, after what is in
-flight behind it, sent again, here and nowhere else.
+*repeated*: a refusal no longer proves that it is not stored, unless it is for what it holds, so it
+is kept and, after what is in flight behind it, sent again, here and nowhere else.
 """
 
 from collections import deque

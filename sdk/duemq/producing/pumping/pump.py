@@ -16,9 +16,11 @@ from duemq.errors import (
     DuemqError,
     FencedProducer,
     Internal,
+    InvalidArgument,
     OutOfSequence,
     QueueNotFound,
     Timeout,
+    TooLarge,
     TopicNotFound,
 )
 from duemq.producing.batch import Batch
@@ -309,6 +311,8 @@ class Pump:
             if lane.refusals > self.settings.in_flight:
                 self._pause(in_flight, now_ms)
             return lane.refusals > self.settings.in_flight
+        # What was stored is found before it is looked into, and a late copy is refused as well.
+        repeated = repeated and not isinstance(error, InvalidArgument | TooLarge)
         cut = not repeated and batch.leave_out(error)
         if cut or (not repeated and lanes.may_be_repeated(error)):
             lane.refused(batch, again=batch.queue is not None)

@@ -80,6 +80,7 @@ class SequenceLane:
         `again`: it keeps its place and is sent anew.
         """
         self.refusals += 1
+        self.doubted.discard(batch.sequence)
         if again:
             self.returned.append(batch)
         if self.in_flight == 1 and not self.draining:

@@ -1,14 +1,21 @@
 """Brokers and streams for a pump, played: no clock, no wire, no task.
 
 A broker keeps the rules of protos/README.md, "Sends".  What was on its way when a stream broke may
-still arrive, later than what was sent after it.
+still arrive, later than what was sent after it.  What is refused for what it holds always is.
 """
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from duemq.errors import FencedProducer, OutOfSequence, Overloaded, TooLarge, Unavailable
+from duemq.errors import (
+    FencedProducer,
+    OutOfSequence,
+    Overloaded,
+    Rejected,
+    TooLarge,
+    Unavailable,
+)
 from duemq.producing.outbox import Outbox
 from duemq.producing.pumping.in_flight import Answer
 from duemq.producing.pumping.pump import NEVER, Pump
@@ -26,6 +33,7 @@ class Sent(NamedTuple):
     lane: tuple
     epoch: int
     sequence: int
+    records: int = 1
 
 
 class StoredBatch(NamedTuple):
@@ -52,6 +60,7 @@ class PlayedBroker:
         self.name = name
         self.lanes = defaultdict(LaneState)
         self.stored = []
+        self.never = {}
         self.wanted = self.up = False
         self.frames = deque()  # on their way
         self.answers = deque()  # on their way back
@@ -67,6 +76,9 @@ class PlayedBroker:
                 return lane.placed[sent.sequence]._replace(duplicate=True)
             if sent.sequence != lane.next_sequence:
                 return OutOfSequence("m", value=sent.sequence, limit=lane.next_sequence)
+        refusal = self.never.get((sent.number, sent.records), refusal)
+        if isinstance(refusal, Rejected):
+            self.never[sent.number, sent.records] = refusal
         if refusal is not None:
             return refusal
         if sent.epoch > lane.epoch:
@@ -165,7 +177,13 @@ class PlayedCluster:
     def _send(self, name, frame):
         frame.sent_ms = self.now_ms
         sent = [
-            Sent(each.number, (each.topic, each.queue_id, each.timed), each.epoch, each.sequence)
+            Sent(
+                each.number,
+                (each.topic, each.queue_id, each.timed),
+                each.epoch,
+                each.sequence,
+                each.count - len(each.errors),
+            )
             for each in frame.batches
         ]
         self.brokers[name].frames.append((frame.request_id, sent))

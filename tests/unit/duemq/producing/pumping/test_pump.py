@@ -250,13 +250,31 @@ def test_a_refused_repeat_is_kept_and_goes_nowhere_else(two):
     assert two.brokers[name].stored == [batch.number]
 
 
-def test_a_repeat_that_is_refused_for_good_says_that_it_may_be_stored(cluster):
+def test_a_repeat_whose_topic_is_gone_says_that_it_may_be_stored(cluster):
+    """With the topic went what the broker knew of it."""
     batch = cluster.submit("k")
     cluster.break_stream()
     cluster.connect()
-    cluster.serve_all(refusal=InvalidArgument("no"))
-    assert isinstance(batch.error, InvalidArgument)
+    cluster.serve_all(refusal=TopicNotFound("no"))
+    assert isinstance(batch.error, TopicNotFound)
     assert "an earlier attempt may have been stored" in str(batch.error)
+
+
+@pytest.mark.parametrize("first", [overloaded(), None])
+def test_a_repeat_that_is_refused_for_what_it_is_fails_and_those_behind_it_go_on(cluster, first):
+    """A copy of it that comes late is refused as well."""
+    cluster.submit("k")
+    cluster.serve_all()
+    wrong, *behind = (cluster.submit("k", bodies=HOLD_BYTES // 100) for _ in range(3))
+    cluster.break_stream()
+    cluster.connect()
+    if first is not None:  # then all of them are in doubt, and kept
+        cluster.serve_all(refusal=first)
+        cluster.pass_ms(WAIT_S * 1000)
+    cluster.serve_all(refusal=InvalidArgument("no"))
+    assert str(wrong.error) == "no"
+    assert [(each.error, each.base_offset) for each in behind] == [(None, 1), (None, 2)]
+    assert cluster.pump.to("a").idle
 
 
 def test_a_topic_that_is_gone_is_asked_for_anew(cluster):
@@ -437,11 +455,14 @@ def test_a_batch_goes_on_without_what_is_too_large(key):
     assert cluster.outbox.used_bytes == 0
 
 
-def test_what_was_sent_before_is_not_taken_apart(cluster):
-    """The earlier attempt may have been stored: all of it, or nothing."""
-    batch = cluster.submit("k", bodies=2, large=1)
+def test_what_was_sent_before_goes_on_without_what_is_too_large(cluster):
+    cluster.submit("k")
+    cluster.serve_all()
+    mixed = cluster.submit("k", bodies=HOLD_BYTES // 100, large=1)
+    behind = cluster.submit("k")
     cluster.break_stream()
     cluster.connect()
     cluster.serve_all(refusal=too_large())
-    assert {batch.error_of(index) for index in range(3)} == {batch.error}
-    assert "an earlier attempt may have been stored" in batch.error.message
+    assert str(mixed.error_of(0)) == "body: 200 bytes, at most 100"
+    assert mixed.error_of(1) is behind.error is None
+    assert cluster.brokers["a"].stored[1:] == [mixed.number, behind.number]

@@ -98,6 +98,13 @@ class Machine(RuleBasedStateMachine):
                 assert batch.number not in stored
 
     @invariant()
+    def what_was_refused_for_what_it_is_is_not_stored(self):
+        stored = {number for each in self.brokers.values() for number in each.stored}
+        for batch in self.cluster.done:
+            if isinstance(batch.error, InvalidArgument | TooLarge) and not batch.store_ms:
+                assert batch.number not in stored
+
+    @invariant()
     def a_key_is_in_order(self):
         for broker in self.brokers.values():
             for key in ("k1", "k2", "k3"):
@@ -134,6 +141,7 @@ class Machine(RuleBasedStateMachine):
                 broker.arrive_late()
         self.nothing_is_stored_twice()
         self.what_was_not_sent_is_not_stored()
+        self.what_was_refused_for_what_it_is_is_not_stored()
         self.a_key_is_in_order()
 
 

@@ -102,6 +102,14 @@ def test_a_batch_that_was_doubted_and_is_not_stored_is_numbered_anew():
     assert (line.epoch, list(line.waiting)) == (1, [first, second])
 
 
+def test_a_batch_that_was_doubted_and_is_refused_for_good_is_in_doubt_no_more():
+    line = lane()
+    first, second = batch(line), batch(line)
+    line.doubt(first)
+    line.refused(first, again=False)
+    assert not line.doubtful_before(second)
+
+
 def test_a_new_epoch_knows_no_doubts():
     line = lane()
     line.lost(batch(line))
