@@ -84,6 +84,8 @@ class SendBackRequests:
                 outcomes[index] = error
                 continue
             if queue is not None:
+                # The topic may be made anew while this is read.
+                failures[index] = failure._replace(topic_id=queue.topic_id)
                 wanted.append((index, queue))
             else:  # what settled it may still be on its way to the disk
                 settled = self._store.log.end_position

@@ -236,6 +236,26 @@ async def test_a_cold_record_is_read_in_a_thread(
     assert await outcomes(client, failed(topic, 5)) == ["retry"]
 
 
+async def test_what_was_read_of_a_topic_that_is_made_anew_meanwhile_settles_nothing_there(
+    running: tuple[Broker, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever does not say of which topic it was, nor of which generation."""
+    broker, client = running
+    topic = await filled(client)
+    whole = send_back_requests.SendBackRequests._read
+
+    async def read(self: Any, places: Any) -> Any:
+        records = await whole(self, places)
+        broker.store.delete_topic(topic)
+        await client.send(batch(topic, [b"new"] * 10))
+        return records
+
+    with monkeypatch.context() as slow:
+        slow.setattr(send_back_requests.SendBackRequests, "_read", read)
+        assert await outcomes(client, failed(topic, 5)) == ["TOPIC_REPLACED"]
+    assert await outcomes(client, failed(topic, 5)) == ["retry"]
+
+
 async def test_a_disk_that_is_behind_is_waited_for_a_while(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
