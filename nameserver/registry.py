@@ -21,7 +21,7 @@ Invariants:
   nothing.  That is so much later as the nameserver sleeps meanwhile (`forgive`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import NamedTuple
 
@@ -70,8 +70,8 @@ class Lost:
     lost_ms: int
     stopped: bool
     """It said goodbye.  False: it fell silent."""
-    topics: tuple[TopicQueues, ...] | None = None
-    """What it served; None: too much to remember."""
+    topics: Mapping[str, TopicQueues] | None = None
+    """What it served, by topic; None: too much to remember."""
     forgotten: bool = False
     """An operator gave it up: it is missing from no answer."""
 
@@ -309,7 +309,7 @@ class Registry:
         served = self._routes.of(topic)
         if not served:
             lost = [one for one in self.lost_brokers if not one.forgotten]
-            having = [one for one in lost if any(each.topic == topic for each in one.topics or ())]
+            having = [one for one in lost if topic in (one.topics or ())]
             names = ", ".join(one.instance.report.name for one in having or lost)
             told = f"; {'those that have it were ' * bool(having)}lost lately: {names}"
             raise TopicNotFound(
@@ -373,7 +373,9 @@ class Registry:
             replace(last, report=report, version=version),
             now_ms,
             stopped,
-            topics if remembered + len(topics) <= LOST_TOPICS_MAX else None,
+            {one.topic: one for one in topics}
+            if remembered + len(topics) <= LOST_TOPICS_MAX
+            else None,
         )
         if len(self._lost) > LOST_MAX:
             del self._lost[next(iter(self._lost))]

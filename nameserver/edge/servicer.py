@@ -137,7 +137,7 @@ class NameserverServicer:
                 writable=one.writable,
                 topic_id=one.topic_id,
             )
-            for one in lost.topics or ()
+            for one in (lost.topics or {}).values()
         )
         return pb.ForgetResponse(
             address=address(lost.instance.report),

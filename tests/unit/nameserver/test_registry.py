@@ -253,6 +253,32 @@ def test_a_topic_that_nobody_serves_may_be_with_who_is_lost(registry):
     assert not caught.value.retryable
 
 
+class CountedName(str):
+    """Counts how often one of them is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other):
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_who_asks_for_an_unknown_topic_has_not_those_of_the_lost_looked_through(registry):
+    topics = [CountedName(f"t{number}") for number in range(1_000)]
+    registry.register(OLD, broker(topics=topics), 0)
+    registry.deregister(BrokerReport, "a", NEW, 0)
+    CountedName.compared = 0
+    with pytest.raises(TopicNotFound, match="lost lately: a"):
+        registry.route("unknown")
+    assert CountedName.compared < 10
+    with pytest.raises(TopicNotFound, match="those that have it were lost lately: a"):
+        registry.route("t999")
+    assert CountedName.compared > 0
+
+
 def test_who_comes_back_is_not_lost(registry):
     registry.register(OLD, broker(), 0)
     registry.deregister(BrokerReport, "a", NEW, 0)
@@ -396,7 +422,7 @@ def test_who_is_lost_can_be_given_up_and_watchers_hear_of_it(registry):
     revision = registry.revision
     # Nobody has looked since its report ran out: it is lost all the same.
     told = registry.forget(BrokerReport, "a", 100, dry_run=True)
-    assert told.topics == (TopicQueues("t", 4), TopicQueues("u", 4))
+    assert told.topics == {"t": TopicQueues("t", 4), "u": TopicQueues("u", 4)}
     assert (given_up(registry), told.lost_ms) == ([], 100)
     lost_at, revision = registry.revision, registry.revision - revision
     assert revision == 1
@@ -451,7 +477,7 @@ def test_the_topics_of_the_lost_are_bounded(registry, monkeypatch):
         registry.register(OLD, broker(name), 0)
         registry.deregister(BrokerReport, name, NEW, 0)
     told = [registry.forget(BrokerReport, name, 0).topics for name in ("a", "b")]
-    assert told == [(TopicQueues("t", 4),), None]
+    assert told == [{"t": TopicQueues("t", 4)}, None]
 
 
 def test_an_instance_may_vanish_while_another_thread_lists_them(registry, monkeypatch):
