@@ -22,7 +22,7 @@ import numpy as np
 
 from duemq.errors import Corrupt, DuemqError, Unavailable
 from duemq.protocol import checks
-from duemq_server.broker.reading import reader, time_search
+from duemq_server.broker.reading import reader, selection, time_search
 from duemq_server.broker.reading.damage import Readable, SetAsideError, readable_of
 from duemq_server.broker.reading.selection import FrameRun
 from duemq_server.broker.store.queues import Queue
@@ -273,7 +273,7 @@ def _search_page(
     for runs, indexes in _chunks(page):
         if budget.full:
             return page.offset(indexes[0][0])
-        budget.log_bytes -= sum(run.end - run.frame + FRAME_COST for run in runs)
+        budget.log_bytes -= sum(end - at + FRAME_COST for at, end in selection.frames_of(runs))
         readable = _cut_out(log, runs, query)
         places = dict(zip(runs, indexes, strict=True))
         for run, data in zip(readable.runs, readable.slices, strict=True):
@@ -364,14 +364,15 @@ def _compared(queue: Queue, query: MessageQuery, low: int, high: int, budget: _B
 
 
 def _chunks(page: _Page) -> Iterator[tuple[list[FrameRun], list[list[int]]]]:
-    """Runs, one a frame, and the entries in each; so many that they are read at once."""
+    """Runs, and the entries in each; of so many frames that they are read at once."""
     entries = page.entries
     if not len(entries):
         return
     position = entries["position"].astype(np.int64)
     frame = position - entries["frame_back"]
     ends = position + entries["size"]
-    breaks = np.flatnonzero(np.diff(frame)) + 1
+    apart = (np.diff(page.offsets) != 1) | (np.diff(frame) != 0)
+    breaks = np.flatnonzero(apart | (position[1:] != ends[:-1])) + 1
     firsts = np.concatenate(([0], breaks))
     pasts = np.concatenate((breaks, [len(entries)]))
     runs: list[FrameRun] = []
@@ -386,12 +387,13 @@ def _chunks(page: _Page) -> Iterator[tuple[list[FrameRun], list[list[int]]]]:
         strict=True,
     )
     for first, past, start, end, at in rows:
-        if runs and size + end - at > CHUNK_BYTES:
+        beside = bool(runs) and runs[-1].frame == at
+        if runs and not beside and size + end - at > CHUNK_BYTES:
             yield runs, indexes
             runs, indexes, size = [], [], 0
+        size += end - (runs[-1].end if beside else at)
         runs.append(FrameRun(page.offset(first), past - first, start, end, at, 0))
         indexes.append(list(range(first, past)))
-        size += end - at
     yield runs, indexes
 
 

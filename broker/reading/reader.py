@@ -2,11 +2,13 @@
 
 Any thread.  With `nowait` a read answers from memory or raises BlockingIOError, so that the event
 loop tries inline and gives what is cold to a thread.  A frame is read whole and its CRC checked,
-whatever part of it was asked for; but where a tag filter takes little of a large frame that this
-process has written itself, only that little is read: no other body.
+whatever part of it was asked for, and so is what the consume queue says of it, which has none.  But
+where a tag filter takes little of a large frame that this process has written itself, only that
+little is read: no other body.
 """
 
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,6 +22,7 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.storage import frame as frame_layout
 from duemq_server.storage import record, recovery
 from duemq_server.storage.errors import DiskFull, StorageError
+from duemq_server.storage.frame import Extent
 from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.log import SegmentedLog
 from duemq_server.storage.record import InvalidEntryError
@@ -36,6 +39,7 @@ EXTENT_BYTES_MAX = 8 << 20
 # Of a frame that is so many times larger than what a filter takes of it, only that is read.
 SPARSE = 8
 TRUST_NOTHING = 1 << 63
+_NOWHERE: Extent = (0, 0, 0, 0)
 
 
 class Records(NamedTuple):
@@ -193,7 +197,12 @@ def _whole_frames(
             raise
         if size and size + len(data) > bytes_max:
             break
-        base_offset, count = _extent_of(data)
+        extent = frame_layout.extent_of(data, record.HEADER_BYTES)
+        base_offset, count, *_ = extent
+        if not base_offset <= offset < base_offset + count:
+            if slices:
+                break
+            raise _misled(log, frame, offset, extent)
         if base_offset != offset:
             raise InvalidArgument(
                 f"offset: {offset} is inside the frame that begins at {base_offset}"
@@ -266,24 +275,29 @@ def _cut_out_each(
         raise
     except (IndexError, StorageError, OSError, DuemqError) as error:
         if len(runs) == 1:
-            return [_as_duemq_error(error)]
+            return [_as_duemq_error(error, gone=0 <= runs[0].frame < log.start_position)]
         return [each for run in runs for each in _cut_out_each(log, [run], nowait)]
 
 
-def _as_duemq_error(error: Exception) -> DuemqError:
+def _as_duemq_error(error: Exception, *, gone: bool = True) -> DuemqError:
+    """`gone`: what is not there may have been removed."""
     if isinstance(error, DuemqError):
         return error
-    if isinstance(error, (IndexError, FileNotFoundError)):  # retention was faster
+    if gone and isinstance(error, (IndexError, FileNotFoundError)):  # retention was faster
         return OffsetOutOfRange(f"offset: just removed ({error})", field="offset")
     if isinstance(error, DiskFull):  # too many open files
         return Unavailable(str(error))
     return Corrupt(f"{type(error).__name__}: {error}")
 
 
-def _extent_of(entry: memoryview) -> tuple[int, int]:
-    """(base offset, count) of the frame in a verified log entry."""
-    fields = frame_layout.HEADER.unpack_from(entry, record.HEADER_BYTES)
-    return fields[0], fields[6]
+def _misled(log: SegmentedLog, frame: int, offset: int, extent: Extent) -> Corrupt:
+    """Nothing is given out for what it is not."""
+    base_offset, count, *_ = extent
+    return Corrupt(
+        f"{log.directory}, position {frame}: the consume queue has offset {offset} here, and the"
+        f" frame has {base_offset} to {base_offset + count - 1}, or elsewhere."
+        f" Run `duemq-storage check {os.path.dirname(log.directory)}`: it names what is damaged"
+    )
 
 
 def cut_out(
@@ -298,13 +312,20 @@ def cut_out(
     """
     frames = _verified(log, runs, nowait)
     slices: list[memoryview] = []
-    at, data = -1, memoryview(b"")
+    at, data, extent, parts = -1, memoryview(b""), _NOWHERE, None
     for run in runs:
-        if run.frame != at:
+        if run.frame != at or extent is _NOWHERE:
             at, data = next(frames)
+            extent, parts = frame_layout.extent_of(data, record.HEADER_BYTES), None
             if untraced is not None:
                 untraced.append(frame_layout.is_untraced(data, record.HEADER_BYTES))
-        slices.append(data[run.start - at : run.end - at])
+        start, end = run.start - at, run.end - at
+        if extent != (run.offset, run.records, start, end):
+            parts = parts or frame_layout.decode(data[record.HEADER_BYTES : extent[3]])
+            place = start - record.HEADER_BYTES, end - record.HEADER_BYTES
+            if parts.place(run.offset, run.records) != place:
+                raise _misled(log, at, run.offset, extent)
+        slices.append(data[start:end])
     return slices
 
 
@@ -359,12 +380,14 @@ def _verified(
             raise Corrupt(f"{log.directory}, position {frame}: {error}. {remedy}") from error
         if entry.kind == set_aside.GAP:
             raise SetAsideError(log.directory, frame)
+        if entry.kind != frame_layout.KIND:
+            raise Corrupt(f"position {frame}: no message frame begins there")
         yield frame, data[frame - base : frame - base + length]
 
 
 def _whole(data: memoryview, at: int) -> int:
     """Length of the entry at `at` if all of it is in `data`; else 0."""
-    if at + record.HEADER_BYTES > len(data):
+    if at < 0 or at + record.HEADER_BYTES > len(data):
         return 0
     length = record.plausible_length(data, at)
     return length if at + length <= len(data) else 0
@@ -384,4 +407,5 @@ def _read_extent(log: SegmentedLog, frames: list[tuple[int, int]], nowait: bool)
         if frame - end > GAP_BYTES_MAX or wanted_end - first > EXTENT_BYTES_MAX:
             break
         end = wanted_end
-    return log.read(first, -(-(end - first) // record.ALIGNMENT) * record.ALIGNMENT, nowait)
+    length = min(end - first, record.ENTRY_BYTES_MAX)  # whatever a damaged consume queue says
+    return log.read(first, -(-length // record.ALIGNMENT) * record.ALIGNMENT, nowait)

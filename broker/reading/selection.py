@@ -1,8 +1,9 @@
 """Which stored records a pull gets: consume-queue entries in, runs out.  Pure.
 
 A *run* is a stretch of records with consecutive queue offsets that lie side by side in one frame:
-what can be copied out of the log in one slice.  Small pulls are selected by a loop, larger ones by
-NumPy over the whole page; never is a body looked at.
+what can be copied out of the log in one slice.  One that does not begin where the one before ends
+begins a run: who checks a run against its frame has checked each entry.  Small pulls are selected
+by a loop, larger ones by NumPy over the whole page; never is a body looked at.
 
 Where a limit cuts, it cuts between two frames if that leaves anything: a reader has to read and
 verify whole frames, so a frame handed out in two halves costs twice.
@@ -99,7 +100,8 @@ def _select_loop(
     for index in chosen:
         position, size, back, _, _, store_ms = entries[index]
         last = runs[-1] if runs else None
-        if last and last.offset + last.records == offset + index and last.frame == position - back:
+        beside = last and (last.offset + last.records, last.frame, last.end)
+        if last and beside == (offset + index, position - back, position):
             runs[-1] = last._replace(records=last.records + 1, end=position + size)
         else:
             runs.append(
@@ -144,8 +146,9 @@ def _select_vector(
     chosen = chosen[:fit]
     if not fit:
         return Selection([], offset + cut, 0, 0)
-    frames = frame[chosen]
-    breaks = np.flatnonzero((np.diff(chosen) != 1) | (np.diff(frames) != 0)) + 1
+    frames, starts = frame[chosen], position[chosen]
+    apart = (np.diff(chosen) != 1) | (np.diff(frames) != 0)
+    breaks = np.flatnonzero(apart | (np.diff(starts) != size[chosen[:-1]])) + 1
     firsts = np.concatenate(([0], breaks))
     lasts = np.concatenate((breaks, [fit])) - 1
     seen_ends = [0] * len(firsts)

@@ -26,7 +26,7 @@ FILE_BYTES = 8 * 1024 * 1024
 FLUSH_BYTES = 64 * 1024
 """Entries kept in memory before they are written."""
 
-REMEDY = "It is derived data: remove the checkpoint to have it rebuilt from the log"
+REMEDY = "It is derived data: remove its folder while the broker is stopped, to have it rebuilt"
 
 
 class FixedIndex:

@@ -31,8 +31,8 @@ LOG_NAME = "commitlog"
 INDEX_NAME = "consumequeue"
 _PAGE_ENTRIES = 65_536
 _REBUILD = (
-    "Entries beyond the checkpoint are rebuilt at the next start; if it is before them, remove"
-    " the checkpoint to have all rebuilt"
+    "Entries beyond the checkpoint are rebuilt at the next start; if it is before them, remove this"
+    " folder while the broker is stopped: all are rebuilt then"
 )
 
 

@@ -1,7 +1,7 @@
 """Damage in the log, and what lies before it in the same read."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -16,9 +16,11 @@ from duemq_server.broker.store.queues import Queue
 from duemq_server.broker.store.store import Store
 from duemq_server.broker.store.store_settings import StoreSettings
 from duemq_server.storage.errors import DiskFull
+from duemq_server.storage.indexes import consume_queue
 from duemq_server.storage.tools import set_aside
 from tests.crash.faulty_disk import FaultyDisk, FaultyFile
 from tests.unit.broker.batches import batch
+from tests.unit.broker.store.test_store import save
 
 NOW_MS = 1_000_000
 SEGMENT = "/data/commitlog/" + "0" * 20
@@ -146,3 +148,61 @@ def test_too_many_open_files_are_no_damage(world: World, monkeypatch: pytest.Mon
     assert isinstance(answer, Unavailable)
     with pytest.raises(Unavailable):
         due_of(world.store.log, stored)
+
+
+LIES = range(8 * 16)  # bits of an entry's position, size and frame_back
+
+
+class Indexed(NamedTuple):
+    world: World
+    path: str
+
+    def lies(self) -> Iterator[None]:
+        """While each bit of the middle record's entry is another one."""
+        for bit in LIES:
+            at = 2 * DAMAGED * consume_queue.ENTRY_BYTES + bit // 8
+            self.world.disk.flip(self.path, at, bit % 8)
+            yield
+            self.world.disk.flip(self.path, at, bit % 8)
+
+
+@pytest.fixture
+def indexed(world: World) -> Indexed:
+    """Opened anew: its consume queue is read from the disk."""
+    save(world.store, world.disk)
+    world.store = recovery.open_store("/data", world.disk, world.store.settings).store
+    world.queue = world.store.queue("orders", 0)
+    [path] = [path for path in world.disk.paths if "consumequeue/orders" in path]
+    return Indexed(world, path)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_consume_queue_that_lies_makes_no_message_pass_for_another(
+    indexed: Indexed, read: Callable[[World, int], Read]
+) -> None:
+    whole = read(indexed.world, 0)
+    assert len(whole.bodies) == 2 * FRAMES
+    for _ in indexed.lies():
+        before = read(indexed.world, 0)
+        assert before == Read(whole.bodies[: 2 * DAMAGED], 2 * DAMAGED)
+        with pytest.raises((Corrupt, IndexError)):
+            read(indexed.world, 2 * DAMAGED)
+    assert read(indexed.world, 0) == whole
+
+
+def test_a_consume_queue_that_lies_gives_no_other_timers(indexed: Indexed) -> None:
+    log, queue = indexed.world.store.log, indexed.world.queue
+    whole = [bytes(each) for each in reader.read_frames(log, queue, 0, 1 << 20).slices]
+    for _ in indexed.lies():
+        frames = reader.read_frames(log, queue, 0, 1 << 20)
+        assert [bytes(each) for each in frames.slices] == whole[: frames.next_offset // 2]
+        assert frames.next_offset >= 2 * DAMAGED
+
+
+def test_a_consume_queue_that_lies_sends_no_other_message_back(indexed: Indexed) -> None:
+    places = [(indexed.world.queue, 2 * DAMAGED + n) for n in (0, 2)]
+    [_, other] = reader.read_each(indexed.world.store.log, places, 1 << 20)
+    for _ in indexed.lies():
+        [damaged, *sound] = reader.read_each(indexed.world.store.log, places, 1 << 20)
+        assert isinstance(damaged, Corrupt)
+        assert sound in ([], [other])  # the first may seem to be as large as all that is read
