@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from duemq.errors import DuemqError, GroupNotFound, OffsetOutOfRange
 from duemq.protocol import checks, names
-from duemq.transport import retry_policies, status
+from duemq.protocol.retry_policy import RetryPolicy
+from duemq.transport import status
 from duemq.v1 import group_admin_pb2
 from duemq_server.broker.edge.commits import Commits
 from duemq_server.broker.edge.pull_requests import PullRequests
@@ -69,7 +70,7 @@ class GroupAdminServicer:
         self, request: group_admin_pb2.PutGroupRequest, _: Any
     ) -> group_admin_pb2.GroupConfig:
         """Makes a group, or changes its settings; answers what is in force."""
-        config = GroupConfig(request.group.group, retry_policies.policy_of(request.group.retry))
+        config = GroupConfig(request.group.group, RetryPolicy.received(request.group.retry))
         await self._commits.wait(group_changes.put(self._store, config))
         return _sent(self._store.groups.effective(config.group))
 
@@ -271,4 +272,6 @@ def _unknown(group: str) -> GroupNotFound:
 
 
 def _sent(config: GroupConfig) -> group_admin_pb2.GroupConfig:
-    return retry_policies.config_of(config.group, config.retry)
+    sent = group_admin_pb2.GroupConfig(group=config.group)
+    config.retry.write(sent.retry)
+    return sent

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duemq import Producer, aio
+from duemq import Outgoing, Producer, aio
 from duemq.errors import NotAllSent, TooLarge
 from duemq.producing import handle
 from duemq.settings import ProducerSettings
@@ -224,6 +224,29 @@ async def test_a_blocking_producer_has_the_others_stored(cluster, limited) -> No
     assert sorted(body for _, body in stored.values()) == sorted(
         body for body in bodies if len(body) <= limit
     )
+
+
+@pytest.mark.parametrize("options", [{}, {"ordering_key": "k", "key": "look"}])
+async def test_properties_that_a_broker_refuses_fail_alone(tmp_path, options) -> None:
+    """By a limit of its own, lower than what the producer knows."""
+    wrong = {0: {"long": "x" * 50}, 25: {"a": "1", "b": "x" * 40}}
+    messages = [
+        Outgoing(b"%d" % n, properties=wrong.get(n, {"fits": "x" * 34}), **options)
+        for n in range(30)
+    ]
+    async with running_cluster(tmp_path, "b0", properties_bytes_max=44) as cluster:
+        topic = topic_name()
+        async with aio.Producer(cluster.nameserver) as producer:
+            with pytest.raises(NotAllSent) as told:
+                await producer.send_many(topic, messages)
+        sizes = {n: (each.field, each.value, each.limit) for n, each in told.value.failures.items()}
+        assert sizes == {0: ("properties", "58", "44"), 25: ("properties", "51", "44")}
+        kept = [n for n in range(30) if n not in wrong]
+        receipts = [told.value.receipts[n] for n in kept]
+        assert await contents(cluster, topic) == {
+            (r.broker, r.queue, r.offset): (r.message_id, messages[n].body)
+            for n, r in zip(kept, receipts, strict=True)
+        }
 
 
 def test_the_twin_stores_the_others() -> None:

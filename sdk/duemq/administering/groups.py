@@ -10,7 +10,6 @@ from duemq.administering.asking import SHOWN_WITHOUT_TIMEOUT_S, Answers, Asking,
 from duemq.descriptions import GroupDescription, GroupSummary, MemberDescription, Progress
 from duemq.errors import GroupNotFound, InvalidArgument, MissingBroker, PermissionDenied
 from duemq.protocol.retry_policy import Delay, ExponentialDelays, RetryPolicy, policy_of
-from duemq.transport import retry_policies
 from duemq.v1 import group_admin_pb2, group_pb2, stubs
 
 # Groups whose lag is asked for side by side.
@@ -122,13 +121,14 @@ class Groups(Asking):
         Unavailable if a broker is away: call again when it is back.
         """
         policy = policy_of(retries_max, retry_delays, exponential)
-        request = group_admin_pb2.PutGroupRequest(group=retry_policies.config_of(name, policy))
+        request = group_admin_pb2.PutGroupRequest(group={"group": name})
+        policy.write(request.group.retry)
         answers = await self._asker.each(
             stubs.GroupAdminStub.ask("PutGroup", request),
             timeout_s=self._asker.timeout_s,
         )
         refuse_missing(answers.missing, done_at(answers.by_broker, "have the settings"))
-        return retry_policies.policy_of(next(iter(answers.by_broker.values())).retry)
+        return RetryPolicy.received(next(iter(answers.by_broker.values())).retry)
 
     async def delete_group(self, name: str) -> None:
         """Forgets a group's settings and offsets, and its retries; its dead letters stay.
@@ -189,7 +189,7 @@ def _joined(
         view.strategy,
         tuple(map(_member, view.members)),
         tuple(sorted(queues, key=lambda each: (each.topic, each.broker, each.queue))),
-        retry=retry_policies.policy_of(configs[0].retry) if configs else None,
+        retry=RetryPolicy.received(configs[0].retry) if configs else None,
         without_settings=tuple(sorted(there - put.keys())) if put else (),
         sent_back=sum(answer.sent_back for answer in progress.values()),
         dead_letters=sum(answer.dead_letters for answer in progress.values()),

@@ -25,6 +25,7 @@ from duemq.protocol.limits import PROPERTIES_BYTES_DEFAULT
 from duemq.tracing import sends, spans
 from duemq.tracing.sampling import NEVER, RUN_MESSAGES
 from duemq.v1.broker_pb2 import SendRequest
+from duemq.v1.message_pb2 import Record
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -311,7 +312,7 @@ class Batch:
 
     def leave_out(self, error: DuemqError) -> bool:
         """Fails messages that are too large by a refusal; whether others are left."""
-        if error.field != "body" or not error.limit.isdecimal():
+        if error.field not in ("body", "properties") or not error.limit.isdecimal():
             return False
         limit = int(error.limit)
         request = SendRequest.FromString(self.encoded)
@@ -319,9 +320,10 @@ class Batch:
         left = [index for index in range(self.count) if index not in self.errors]
         records = sent.records.records
         for place in reversed(range(len(left))):
-            if (size := len(records[place].body)) > limit:
+            if (size := _size_of(records[place], error.field)) > limit:
+                told = f"{error.field}: {size} bytes, at most {limit}"
                 self.errors[left[place]] = type(error)(
-                    f"body: {size} bytes, at most {limit}", field="body", value=size, limit=limit
+                    told, field=error.field, value=size, limit=limit
                 )
                 for column in (sent.delays_ms, sent.due_ms, sent.delay_levels, records):
                     if len(column) == len(records):  # not one for all
@@ -444,6 +446,14 @@ class Batch:
         """The timer handle of the message at `index`."""
         offset = self.base_offset + self.place_of(index)
         return handle.encode(self.store_id, self.queue_id, offset, self.due_ms_of(index))
+
+
+def _size_of(record: Record, field: str) -> int:
+    """What brokers limit of it: the body or the properties."""
+    if field == "body":
+        return len(record.body)
+    entry = Record.PropertiesEntry
+    return sum(entry(key=k, value=v).ByteSize() for k, v in record.properties.items())
 
 
 def may_begin(extras: Extras | None, parent: SpanContext | None) -> bool:

@@ -1,12 +1,18 @@
 """How often, and after which delays, what a group sends back comes again.  Pure."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from duemq.protocol import checks, due
 from duemq.protocol.due import LEVELS_MAX, parse_levels
+
+if TYPE_CHECKING:
+    from duemq.v1 import group_admin_pb2
 
 RETRIES_MAX = 1_000
 DELAYS_MAX = LEVELS_MAX
@@ -31,7 +37,7 @@ class ExponentialDelays:
     max_ms: int
 
     @classmethod
-    def of(cls, initial: Delay, multiplier: float, longest: Delay) -> "ExponentialDelays":
+    def of(cls, initial: Delay, multiplier: float, longest: Delay) -> ExponentialDelays:
         """As callers write delays.  Raises InvalidArgument."""
         checks.number("multiplier", multiplier, 1, MULTIPLIER_MAX)
         return cls(due.delay_ms(initial, "initial"), multiplier, due.delay_ms(longest, "longest"))
@@ -74,7 +80,27 @@ class RetryPolicy:
         if self.exponential:
             self.exponential.check()
 
-    def over(self, defaults: "RetryPolicy") -> "RetryPolicy":
+    @classmethod
+    def received(cls, wire: group_admin_pb2.RetryPolicy) -> RetryPolicy:
+        """As it was sent.  `check` says what of it may not be."""
+        exponential = None
+        if wire.HasField("exponential"):
+            sent = wire.exponential
+            exponential = ExponentialDelays(sent.initial_ms, sent.multiplier, sent.max_ms)
+        retries_max = wire.retries_max if wire.HasField("retries_max") else None
+        return cls(retries_max, tuple(wire.delays_ms), exponential)
+
+    def write(self, wire: group_admin_pb2.RetryPolicy) -> None:
+        """As it is sent, into an empty one."""
+        if self.retries_max is not None:
+            wire.retries_max = self.retries_max
+        wire.delays_ms.extend(self.delays_ms)
+        if self.exponential is not None:
+            wire.exponential.initial_ms = self.exponential.initial_ms
+            wire.exponential.multiplier = self.exponential.multiplier
+            wire.exponential.max_ms = self.exponential.max_ms
+
+    def over(self, defaults: RetryPolicy) -> RetryPolicy:
         """With what `defaults` says where this says nothing."""
         own_delays = bool(self.delays_ms or self.exponential)
         return RetryPolicy(
