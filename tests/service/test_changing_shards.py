@@ -1,7 +1,9 @@
 """The number of timer shards changes while timers are pending: nothing is lost, early or twice."""
 
 import asyncio
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,8 @@ from duemq_server.broker.records import timer_owners
 from duemq_server.serving.clock import now_ms
 from duemq_server.storage.errors import DiskFull
 from duemq_server.timer_service.disk.place import ShardPlace
-from duemq_server.timer_service.edge import broker_link
+from duemq_server.timer_service.edge import broker_link, bulk_requests
+from duemq_server.timer_service.edge.holds_servicer import TimerHoldsServicer
 from tests.service.cli.commands import rows, run
 from tests.service.running_cluster import Cluster, until
 from tests.service.test_timer_service import (
@@ -590,3 +593,47 @@ async def test_a_schedule_goes_on_while_the_number_of_shards_changes(
     found = await delivered(cluster)
     due_ms = sorted(each.due_ms for records in found.values() for each in records)
     assert due_ms == list(range(due_ms[0], due_ms[-1] + 1, 1_000))
+
+
+@pytest.mark.parametrize("what", ["cancel", "hold"])
+async def test_no_shard_is_left_out_that_was_given_queues_while_another_one_was_waited_for(
+    what: str, cluster: Cluster, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, there = asyncio.Event(), asyncio.Event()
+    where = (TimerHoldsServicer, "_named") if what == "hold" else (bulk_requests, "which_of")
+    read = getattr(*where)
+
+    def checked(*given: Any) -> Any:
+        asked.set()
+        if not there.is_set():
+            raise Unavailable("it was killed, and starts")
+        return read(*given)
+
+    await shards.start(0, 1)
+    async with Admin(cluster.nameserver) as admin:
+        await until(lambda: bool(admin._client.routes.timers))
+        request_id = bytes(range(16))
+
+        def ask() -> Awaitable[object]:
+            if what == "hold":
+                return admin.hold_timers(TOPIC)
+            return admin.cancel_pending(TOPIC, request_id=request_id)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(*where, checked)
+            call = asyncio.ensure_future(ask())
+            await asked.wait()
+            await shards.start(1, 2)
+            await shards.start(0, 2)
+            await until(lambda: shards.owners() == [0, 1] * 4)
+            await send_to(cluster, 1, b"theirs", HOUR_MS)
+            await until(lambda: shards.pending_in(TOPIC) == 1)
+            there.set()
+            with pytest.raises(PartialAnswer, match="shard 1 of 2"):
+                await call
+        await until(lambda: len(admin._client.routes.timers) == 2)
+        await ask()
+        if what == "hold":
+            assert len(shards.running[1].service.shard.scheduler.holds) == 1
+        else:
+            assert shards.pending_in(TOPIC) == 0

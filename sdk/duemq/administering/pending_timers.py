@@ -115,9 +115,10 @@ class PendingTimers(Timers):
             raise checks.wrong("until", str(until), f"after since, {since}")
         if not dry_run:
             request.request_id = _request_id(request_id)
-        alive, missing = await self._shards_there()
+        alive, missing = self._shards(), list[MissingBroker]()
         jobs = (self._job(each, request, missing) for each in alive)
         count = sum(await asyncio.gather(*jobs))
+        missing += await self._lost(alive)
         refuse_missing(sorted(missing, key=lambda each: each.name), partial=count)
         return count
 

@@ -98,7 +98,8 @@ class Schedules(AskingShards):
 
         Raises PartialAnswer, whose `partial` is the list, if a timer shard is away.
         """
-        alive, missing = await self._shards_there()
+        alive = self._shards()
+        missing = await self._lost(alive)
         parts = await self._together(self._kept_by(shard, missing) for shard in alive)
         found = sorted((each for part in parts for each in part), key=lambda each: each.name)
         refuse_missing(missing, partial=found)

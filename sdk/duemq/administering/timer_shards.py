@@ -154,9 +154,10 @@ class AskingShards(TimerShards):
         self, method: Method[T], timeout_s: float = SHOWN_WITHOUT_TIMEOUT_S
     ) -> tuple[list[T], Sequence[MissingBroker]]:
         """The answers of the shards that are there, and the shards whose part is not in them."""
-        alive, missing = await self._shards_there()
+        alive, missing = self._shards(), list[MissingBroker]()
         asked = (self._ask_or_miss(shard, method, missing, timeout_s) for shard in alive)
         answers = await self._together(asked)
+        missing += await self._lost(alive)
         found = [each for each in answers if each is not None]
         return found, sorted(missing, key=lambda each: each.name)
 
@@ -167,13 +168,16 @@ class AskingShards(TimerShards):
     def _now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    async def _shards_there(self) -> tuple[Sequence[TimerShard], list[MissingBroker]]:
-        """Whom to ask, and who is missing."""
-        alive = self._client.routes.timers
+    def _shards(self) -> Sequence[TimerShard]:
+        """Whom to ask."""
+        return self._client.routes.timers
+
+    async def _lost(self, alive: Sequence[TimerShard]) -> list[MissingBroker]:
+        """Who else is missing; once these answered, also who was given queues meanwhile."""
         lost = await self._missing_shards(alive)
         if not (alive or lost):
             self._asker.brokers()  # raises: nobody knows who is missing
-        return alive, [MissingBroker(shard_name(each), each.error or "") for each in lost]
+        return [MissingBroker(shard_name(each), each.error or "") for each in lost]
 
     async def _ask_or_miss(
         self,

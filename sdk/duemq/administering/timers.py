@@ -145,7 +145,8 @@ class Timers(AskingShards):
         away; Corrupt.
         """
         request = _request(topic, key_prefix, since, until, limit, bodies)
-        alive, missing = await self._shards_there()
+        alive = self._shards()
+        missing = await self._lost(alive)
         listings = [_Listing(self, each, request, missing) for each in alive]
         await asyncio.gather(*(each.fill() for each in listings))
         left = limit

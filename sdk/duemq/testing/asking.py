@@ -43,8 +43,11 @@ class ShardQuestions(Schedules, Timers):
     async def _shards_known(self) -> int:
         return 1
 
-    async def _shards_there(self) -> tuple[Sequence[TimerShard], list[MissingBroker]]:
-        return [_SHARD], []
+    def _shards(self) -> Sequence[TimerShard]:
+        return [_SHARD]
+
+    async def _lost(self, alive: Sequence[TimerShard]) -> list[MissingBroker]:
+        return []
 
     async def _together(self, asked: Iterable[Awaitable[T]]) -> list[T]:
         return [await each for each in asked]
