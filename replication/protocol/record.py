@@ -188,9 +188,11 @@ def adopted(
     """An operator says that this log is the group's: rule 7.  It takes over as ever then.
 
     Where others may have more, it is to be `renamed`.  `leap`: see `elected`; 0 for a log that
-    nobody has led.  `formers`: those that are known beside the record, which may be older.
+    nobody has led.  `formers`: those that are known beside the record, which may be older, and of
+    an id that a loss has replaced since.
     """
     known = record.epoch if record is not None else 0
+    told = (*record.formers, record.store_id) if record is not None else ()
     return Record(
         group,
         store_id,
@@ -199,7 +201,7 @@ def adopted(
         epoch=max(known, last_epoch, 1) + leap,
         registered_ms=record.registered_ms if record is not None else 0,
         revision=(record.revision if record is not None else 0) + 1,
-        formers=with_formers(formers, record.formers if record is not None else (), store_id),
+        formers=with_formers(formers, told, store_id),
     )
 
 

@@ -97,6 +97,15 @@ def test_an_operator_adopts_a_log() -> None:
     assert again.revision > RECORD.revision
 
 
+def test_who_adopts_a_log_where_the_record_was_set_back_knows_that_ones_id() -> None:
+    """Its file of former ids may be lost; what waits under that id is answered for all the same."""
+    of_group = {"group": "orders", "members": NAMES, "me": A, "last_epoch": 9}
+    before = replace(RECORD, store_id=5, formers=(4,))
+    assert records.adopted(before, store_id=7, **of_group).formers == (4, 5)
+    assert records.adopted(before, store_id=7, formers=(4, 6), **of_group).formers == (4, 6, 5)
+    assert records.adopted(before, store_id=5, **of_group).formers == (4,)
+
+
 # -- taking over
 
 
