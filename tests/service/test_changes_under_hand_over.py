@@ -170,6 +170,11 @@ class World:
         )
         return await tries(asked)
 
+    def routed(self) -> bool:
+        """The client knows all shards, and no others."""
+        known = {each.shard for each in self.admin._client.routes.timers}
+        return known == self.shards.running.keys()
+
     def look(self) -> bool:
         """Whether all that is sent is at some shard: jobs that begin now meet it."""
         there = self.accepted() >= self.sent
@@ -300,6 +305,11 @@ class World:
         ]
         assert not late, (late, self.done)
 
+    async def check_dropped(self) -> set[bytes]:
+        """All that was held is sent in the end, once; what is not, since a policy left it out."""
+        assert Counter(await self.bodies(HELD)) == Counter(self.held_sent.keys())
+        return set()
+
     # -- what is there
 
     async def bodies(self, topic: str) -> list[bytes]:
@@ -345,8 +355,8 @@ class World:
             each.service.shard.scheduler.check()
 
 
-async def change(world: World, shards: int) -> None:
-    """New ones and old ones in any order, holds and resumes in between."""
+async def change(world: World, shards: int, holds: float = 0.4) -> None:
+    """New ones and old ones in any order, holds and resumes in between, so often."""
     running = world.shards.running
     numbers = sorted({*running, *range(shards)})
     world.random.shuffle(numbers)
@@ -354,16 +364,15 @@ async def change(world: World, shards: int) -> None:
         numbers.sort(key=lambda number: number in running)  # new ones first
     for number in numbers:
         await asyncio.sleep(world.random.uniform(0, 0.15))
-        known = max(each.service.place.shards for each in running.values())
-        if world.random.random() < 0.4 and running.keys() >= set(range(known)):
-            routes = world.admin._client.routes
-            await until(lambda routes=routes: len(routes.timers) == len(running))
+        known = max((each.service.place.shards for each in running.values()), default=1)
+        if world.random.random() < holds and running.keys() >= set(range(known)):
+            await until(world.routed)
             await (world.hold if world.random.random() < 0.6 else world.resume)()
             world.done.append(f"held since {world.hold_since_ms}")
         await world.shards.start(number, shards)
         world.done.append(f"started {number} of {shards}")
     await until(lambda: world.shards.owners() == [queue % shards for queue in range(QUEUES)])
-    await until(lambda: len(world.admin._client.routes.timers) == len(running))
+    await until(world.routed)
 
 
 @pytest.fixture
@@ -481,7 +490,8 @@ async def end(world: World) -> None:
     await until(lambda: all(each.ledger.empty for each in schedulers))
     found = Counter([body for topic in TOPICS for body in await world.bodies(topic)])
     assert found == Counter(left)
-    assert Counter(await world.bodies(HELD)) == Counter(world.held_sent.keys())
+    dropped = await world.check_dropped()
+    assert sum(each.ledger.dropped for each in schedulers) == len(dropped)
     accepted = sum(each.ledger.accepted for each in schedulers)
     gone = ("fired", "cancelled", "replaced", "dropped")
     assert accepted == sum(getattr(each.ledger, name) for each in schedulers for name in gone)
