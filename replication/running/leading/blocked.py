@@ -87,5 +87,9 @@ class Blocked:
         if ANOTHER in self.names:
             text += "; `duemq replica add` makes it one"
         if not self._leader.prepared:
-            text += "; nobody is answered until they, or new disks in their place, have followed"
+            # Never of one that is there: perhaps this log was put back from a copy, and has less.
+            text += (
+                "; nobody is answered until they have followed: one that is there says why it does"
+                " not, and for one whose disk is lost a new disk does"
+            )
         return text

@@ -31,7 +31,8 @@ def test_the_survivor_of_two_says_that_it_answers_nobody_and_what_helps() -> Non
     assert blocked.look(NOW_MS) == ("b",)
     assert blocked.reason == (
         "nothing is committed: it waits for b; min_insync is 2, and 1 in sync is here;"
-        " nobody is answered until they, or new disks in their place, have followed"
+        " nobody is answered until they have followed: one that is there says why it does not,"
+        " and for one whose disk is lost a new disk does"
     )
 
 
