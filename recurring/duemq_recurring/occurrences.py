@@ -51,7 +51,7 @@ class Recurrence:
 
     def check(self) -> None:
         """Raises InvalidArgument, with the field, its value and what is allowed."""
-        if bool(self.every_ms) == bool(self.cron):
+        if self.cron and self.every_ms:
             raise checks.wrong("every_ms", self.every_ms, "one of every_ms and cron is needed")
         if not self.cron:
             checks.whole("every_ms", self.every_ms, EVERY_MS_MIN, EVERY_MS_MAX)

@@ -195,9 +195,9 @@ def _spec(
     if every is not None:
         spec.every_ms = due.delay_ms(every, "every")
     if start is not None:
-        spec.from_ms = moments.epoch_ms(start, now_ms, "start")
+        spec.from_ms = moments.epoch_ms(start, now_ms, "start") or 1  # 0 would be: not given
     if until is not None:
-        spec.until_ms = moments.epoch_ms(until, now_ms, "until")
+        spec.until_ms = moments.epoch_ms(until, now_ms, "until") or 1
     if jitter is not None:
         spec.jitter_ms = due.delay_ms(jitter, "jitter")
     return spec

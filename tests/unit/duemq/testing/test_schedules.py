@@ -357,3 +357,15 @@ def test_no_more_are_kept_than_a_shard_keeps(
     monkeypatch.setattr(in_memory, "BYTES_MAX", 2_000)
     with pytest.raises(Overloaded, match="schedule_bytes_max"):
         put(cluster, "a", body=bytes(3_000))
+
+
+def test_an_end_in_1970_is_not_no_end(cluster: MemoryCluster) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        put(cluster, until=0)
+    assert raised.value.field == "until_ms"
+    assert put(cluster, every="1h", start=0).next_due_ms == START_MS - 30_000 + HOUR_MS + 1
+
+
+def test_a_period_of_nothing_is_told_as_too_short(cluster: MemoryCluster) -> None:
+    with pytest.raises(InvalidArgument, match="every_ms: 0 is not allowed: a whole number"):
+        put(cluster, every="0s")
