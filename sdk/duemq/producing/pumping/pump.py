@@ -395,7 +395,8 @@ class Pump:
             if name in self._in_flight and self._in_flight[name].last_error
         ]
         if not names:
-            return f": no broker serves topic {batch.topic!r} now"
+            what = "takes messages of" if self._routes.route(batch.topic) else "serves"
+            return f": no broker {what} topic {batch.topic!r} now"
         return f" ({'; '.join(errors)})" if errors else ""
 
     def _fail(self, batch: Batch, error: DuemqError) -> None:

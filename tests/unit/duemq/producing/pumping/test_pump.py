@@ -347,6 +347,15 @@ def test_what_nobody_serves_says_so(cluster):
     assert "no broker serves topic 't' now" in str(batch.error)
 
 
+def test_what_is_served_by_read_only_brokers_alone_does_not_pass_for_served_by_nobody(cluster):
+    cluster.break_stream()
+    batch = cluster.offer()
+    cluster.serve(Route("t", (BrokerQueues("a", "h:1", 1, writable=False),)))
+    cluster.run()
+    cluster.pass_ms(SEND_TIMEOUT_S * 1000)
+    assert "no broker takes messages of topic 't' now" in str(batch.error)
+
+
 def test_what_is_not_answered_in_time_may_be_stored_and_costs_the_stream(cluster):
     batch = cluster.submit("k")
     step_at = cluster.now_ms + SEND_TIMEOUT_S * 1000
