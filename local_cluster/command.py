@@ -143,6 +143,7 @@ def up(
     def request_stop(number: int, frame: FrameType | None) -> None:
         stop.put(None)
 
+    checks.filled("data", data)  # else it would be the current folder
     permitted = _permitted(permissions, verify_clients=tls_verify_clients)
     flags = {kind: ["--tracing", tracing, *permitted] for kind in ("broker", "timer")}
     flags["nameserver"] = permitted

@@ -42,22 +42,31 @@ class Output:
         if not self.as_json:
             click.echo(text, err=True)
 
-    def table(self, columns: Sequence[str], rows: Iterable[Row], *, empty: str) -> None:
-        """Rows with the same columns; `empty` is said to people when there are none."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Row],
+        *,
+        empty: str,
+        missing: Sequence[MissingBroker] = (),
+    ) -> None:
+        """Rows with the same columns, and whose are not there.
+
+        `empty` is said to people when there are none, and nobody is missing who may have some.
+        """
         if self.as_json:
             for row in rows:
                 click.echo(as_json(row))
-            return
-        cells = [[row[column] for column in columns] for row in rows]
-        if cells:
+        elif cells := [[row[column] for column in columns] for row in rows]:
             click.echo("\n".join(texts.table(columns, cells)))
-        else:
+        elif not missing:
             self.note(empty)
+        self.missing(missing)
 
-    def say_if_more(self, found: Sequence[object], limit: int) -> None:
-        """Of what was asked for with one beyond the limit."""
-        if len(found) > limit:
-            self.note(f"there are more than {limit}: raise --limit, or choose")
+    def say_if_more(self, more: bool, limit: int) -> None:
+        """That what was printed ends at a limit: to programs, too, beside their lines."""
+        if more:
+            click.echo(f"there are more than {limit}: raise --limit, or choose", err=True)
 
     def missing(self, brokers: Sequence[MissingBroker]) -> None:
         """Brokers whose part of what was printed is not there."""

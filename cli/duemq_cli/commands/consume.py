@@ -55,6 +55,7 @@ _LOG = logging.getLogger("duemq.consumer")
 @click.option("--broadcast", is_flag=True, help="Get all messages, whatever the others get.")
 @click.option(
     "--member",
+    "member_name",
     metavar="NAME",
     help="A name that keeps its queues while its process restarts; with --broadcast, its place.",
 )
@@ -77,7 +78,7 @@ def consume(
     sql: str | None,
     order: Order | None,
     broadcast: bool,
-    member: str | None,
+    member_name: str | None,
     count: int | None,
     idle_timeout: float | None,
     raw: bool,
@@ -113,7 +114,7 @@ def consume(
         printer.receive,
         order=order,
         broadcast=broadcast,
-        member_name=member,
+        member_name=member_name,
         start_from=_start_of(start),
         threads=1,
         nameserver=session.nameserver,

@@ -94,7 +94,7 @@ def list_letters(
     else:
         columns = ("died", "id", "topic", "key", "tag", "deliveries", "resent", "error")
         output.table(columns, map(_row, found[:limit]), empty="no dead letters")
-    output.say_if_more(found, limit)
+    output.say_if_more(len(found) > limit, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK
@@ -122,7 +122,7 @@ def show(session: Session, /, group: str, limit: int, **wanted: Any) -> Exit:
         session.output.record(_fields(group, letter), "\n".join(_story(letter)))
     if not found:
         session.output.note("no such dead letter")
-    session.output.say_if_more(found, limit)
+    session.output.say_if_more(len(found) > limit, limit)
     if away is not None:
         raise away
     return Exit.NOT_FOUND if wanted["message_id"] and not found else Exit.OK

@@ -82,8 +82,7 @@ def list_groups(session: Session, /, system: bool, no_lag: bool) -> Exit:
     if session.json:
         rows = ({name: row[name] for name in row if name != "age"} for row in rows)
     columns = ("group", "members", "generation", "coordinator", "lag", "age")
-    session.output.table(columns, rows, empty="no groups yet")
-    session.output.missing(missing)
+    session.output.table(columns, rows, empty="no groups yet", missing=missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 

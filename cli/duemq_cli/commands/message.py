@@ -70,13 +70,11 @@ def find(session: Session, /, topic: str, **wanted: Any) -> Exit:
         found = admin.find_messages(topic, timeout_s=timeout_s, **wanted)
     output = session.output
     if session.json:
-        output.table((), map(message_fields, found.messages), empty="")
+        output.table((), map(message_fields, found.messages), empty="", missing=found.missing)
     else:
-        columns = ("stored", "place", "id", "key", "tag", "body")
-        output.table(columns, map(_row, found.messages), empty="no such message is kept")
-    if found.more:
-        output.note(f"there are more than {wanted['limit']}: narrow the range, or raise --limit")
-    output.missing(found.missing)
+        columns, rows = ("stored", "place", "id", "key", "tag", "body"), map(_row, found.messages)
+        output.table(columns, rows, empty="no such message is kept", missing=found.missing)
+    output.say_if_more(found.more, wanted["limit"])
     if found.missing:
         return Exit.PARTIAL
     return Exit.NOT_FOUND if wanted["message_id"] and not found.messages else Exit.OK

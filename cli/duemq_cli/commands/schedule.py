@@ -102,14 +102,14 @@ def list_schedules(session: Session, /) -> Exit:
     with session.admin() as admin:
         found, missing = known(admin.schedules)
     if session.json:
-        session.output.table((), map(_row, found), empty="")
+        session.output.table((), map(_row, found), empty="", missing=missing)
     else:
         rows = [
             {"name": each.name, "topic": each.topic, "when": _rule(each), "next": _when(each)}
             for each in found
         ]
-        session.output.table(("name", "topic", "when", "next"), rows, empty="no schedules yet")
-    session.output.missing(missing)
+        columns = ("name", "topic", "when", "next")
+        session.output.table(columns, rows, empty="no schedules yet", missing=missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 

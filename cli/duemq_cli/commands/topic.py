@@ -117,9 +117,11 @@ def list_topics(session: Session, /, system: bool) -> Exit:
         for each in found
     )
     session.output.table(
-        ("topic", "queues", "message_bytes_max", "brokers"), rows, empty="no topics yet"
+        ("topic", "queues", "message_bytes_max", "brokers"),
+        rows,
+        empty="no topics yet",
+        missing=missing,
     )
-    session.output.missing(missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 

@@ -241,3 +241,27 @@ def test_other_errors_are_told_as_they_are() -> None:
     assert in_words_of(cli, error) is error
     wrong = errors.InvalidArgument("topic: none", field="topic")
     assert in_words_of(None, wrong) is wrong
+
+
+@pytest.mark.parametrize("rows", [[], ROWS])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_where_somebody_is_missing_it_is_not_said_that_there_is_nothing(
+    capsys: pytest.CaptureFixture[str], rows: list[dict[str, object]], as_json: bool
+) -> None:
+    away = [MissingBroker("b1", "it is away")]
+    Output(as_json).table(("name",), rows, empty="no topics", missing=away)
+    printed = capsys.readouterr()
+    told = printed.out if as_json else printed.err
+    assert "it is away" in told.splitlines()[-1]
+    assert "no topics" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_programs_too_hear_that_a_limit_left_something_out(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    Output(as_json).say_if_more(False, 64)
+    Output(as_json).say_if_more(True, 64)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "there are more than 64: raise --limit, or choose\n"

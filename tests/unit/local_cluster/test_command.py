@@ -29,6 +29,18 @@ def test_a_nameserver_that_is_written_is_not_the_one_that_is_started(
     assert ("starts a nameserver of its own" in told.stderr) == written
 
 
+def test_an_empty_folder_is_not_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a variable that is not set makes it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "EmbeddedCluster", lambda *_, **__: pytest.fail("started"))
+    told = CliRunner().invoke(cli, ["up", "--data", ""])
+    assert told.exit_code == Exit.USAGE
+    assert "--data: '' is not allowed" in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("advertise", ["queue:9870", "http://queue", "a b", "0.0.0.0", "[::]"])
 def test_what_nobody_can_reach_is_refused_before_anything_is_started(
     advertise: str, tmp_path: Path

@@ -56,8 +56,8 @@ def count(session: Session, /, topic: str | None) -> Exit:
     with session.admin() as admin:
         found, missing = known(lambda: admin.count_timers(topic))
     columns = [field.name for field in dataclasses.fields(TimerCount)]
-    session.output.table(columns, map(dataclasses.asdict, found), empty="no delayed messages")
-    session.output.missing(missing)
+    rows = map(dataclasses.asdict, found)
+    session.output.table(columns, rows, empty="no delayed messages", missing=missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 
@@ -79,10 +79,10 @@ def histogram(session: Session, /, topic: str | None) -> Exit:
     with session.admin() as admin:
         found, missing = known(lambda: admin.timer_histogram(topic))
     if session.json:
-        session.output.table((), map(dataclasses.asdict, found), empty="")
+        session.output.table((), map(dataclasses.asdict, found), empty="", missing=missing)
     else:
-        session.output.table(COLUMNS, histogram_rows(found), empty="no delayed messages")
-    session.output.missing(missing)
+        rows = histogram_rows(found)
+        session.output.table(COLUMNS, rows, empty="no delayed messages", missing=missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 
@@ -151,13 +151,12 @@ def list_(session: Session, /, topic: str, key_prefix: str, limit: int, **times:
         except PartialAnswer as error:
             missing = error.missing
     if session.json:
-        session.output.table((), rows[:limit], empty="")
+        session.output.table((), rows[:limit], empty="", missing=missing)
     else:
         shown = ({**row, "due": local_time(row["due_ms"])} for row in rows[:limit])
         columns = ("due", "state", "timer_key", "key", "handle")
-        session.output.table(columns, shown, empty="no delayed messages")
-    session.output.say_if_more(rows, limit)
-    session.output.missing(missing)
+        session.output.table(columns, shown, empty="no delayed messages", missing=missing)
+    session.output.say_if_more(len(rows) > limit, limit)
     return Exit.PARTIAL if missing else Exit.OK
 
 
@@ -201,11 +200,10 @@ def owners(session: Session, /) -> Exit:
     rows = [_owner_row(each) for each in found]
     columns = ("broker", "queue", "name", "shard", "seen", "waiting", "refused")
     if session.json:
-        session.output.table((), rows, empty="")
+        session.output.table((), rows, empty="", missing=missing)
     else:
         seen = [{**row, "seen": local_time(row["last_seen_ms"] or 0)} for row in rows]
-        session.output.table(columns, seen, empty="no queues")
-    session.output.missing(missing)
+        session.output.table(columns, seen, empty="no queues", missing=missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 

@@ -132,11 +132,11 @@ def holds(session: Session, /) -> Exit:
         found, missing = known(admin.timer_holds)
     rows = map(dataclasses.asdict, found)
     if session.json:
-        session.output.table((), rows, empty="")
+        session.output.table((), rows, empty="", missing=missing)
     else:
         shown = ({**row, "since": local_time(row["since_ms"])} for row in rows)
-        session.output.table(("topic", "key_prefix", "since"), shown, empty="nothing is held")
-    session.output.missing(missing)
+        columns = ("topic", "key_prefix", "since")
+        session.output.table(columns, shown, empty="nothing is held", missing=missing)
     return Exit.PARTIAL if missing else Exit.OK
 
 

@@ -8,8 +8,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from duemq_cli.app import cli
 from duemq_cli.commands.consume import _closing, _Printer
+from duemq_cli.exits import Exit
 from duemq_cli.output import Output
 
 
@@ -69,3 +72,10 @@ def test_ctrl_c_in_a_start_that_brought_messages_already_says_that_they_are_comm
     with pytest.raises(KeyboardInterrupt), _closing(Starting(), printer):
         pass
     assert said in printer.left("g")
+
+
+def test_a_wrong_name_of_a_member_is_told_as_it_was_typed() -> None:
+    command = ["--nameserver", "ns:1", "consume", "t", "--group", "g", "--member", "a b"]
+    told = CliRunner().invoke(cli, command)
+    assert told.exit_code == Exit.USAGE
+    assert "--member: 'a b' is not allowed" in told.stderr
