@@ -52,7 +52,7 @@ def request_of(
     checks.at_most_one(message_id=message_id, key=key)
     from_ms, to_ms = span_ms(since, until, time.time_ns() // 1_000_000)
     if to_ms is not None and to_ms <= from_ms:
-        raise checks.wrong("until", until, f"after since, {since}: nothing lies between")
+        raise checks.wrong("until", until, f"after {since or 1970}: nothing lies between")
     return message_admin_pb2.FindMessagesRequest(
         topic=topic, message_id=message_id, key=key, from_ms=from_ms, to_ms=to_ms
     )

@@ -45,10 +45,10 @@ def check_move(topic: str, to_topic: str) -> None:
 
 
 def check_keyed_topic(topic: str) -> None:
-    """Raises InvalidArgument unless messages of `topic` may have timer keys."""
+    """Raises InvalidArgument unless messages of `topic` may have timer keys, or repeat."""
     names.check_topic(topic)
     if names.is_system(topic):
-        raise checks.wrong("topic", topic, "messages with a timer_key go to topics of your own")
+        raise checks.wrong("topic", topic, "timer keys and schedules are of topics of your own")
 
 
 def shard_of(topic: str, key: str, shards: int) -> int:

@@ -110,6 +110,8 @@ async def test_a_topic_is_not_made_of_anything_else(arguments, field):
         ("put_group", {"name": "g", "retry_delays": ["soon"]}, "retry_delays"),
         ("put_group", {"name": "g", "exponential": 5}, "exponential"),
         ("put_group", {"name": "g", "exponential": (1, "2", 3)}, "multiplier"),
+        ("purge_topic", {"name": "%TIMER%", "dry_run": True}, "name"),
+        ("put_schedule", {"name": "x", "topic": "%TIMER%", "every": "1h"}, "topic"),
     ],
 )
 async def test_other_arguments_are_named_as_the_caller_wrote_them(name, arguments, field):
@@ -131,3 +133,8 @@ def test_signatures_stay_what_they_are():
     assert list(inspect.signature(Topics.delete_topic).parameters) == ["self", "name"]
     assert inspect.iscoroutinefunction(Topics.delete_topic)
     assert policy_of(3, "10s 30s").delays_ms == (10_000, 30_000)
+
+
+async def test_a_range_that_ends_as_time_begins_is_told_without_a_none():
+    with pytest.raises(InvalidArgument, match="after 1970: nothing lies between"):
+        _ = [each async for each in aio.Admin("nobody").dead_letters("g", until=0)]
