@@ -132,7 +132,9 @@ class Offsets(Groups):
         planned = await self._ask_to_move(brokers, method, absent, True)
         missing = (*away, *planned.missing)
         if topic and not planned.by_broker:
-            refuse_missing(missing, f"the others know no topic {topic!r}")
+            others = len(brokers) > len(planned.missing)
+            known = f"the others know no topic {topic!r}" if others else "nothing was changed"
+            refuse_missing(missing, known)
             raise TopicNotFound(f"no topic {topic!r}", field="topic", value=topic)
         changes = _changes_of(planned.by_broker, "nothing was changed")
         refuse_missing(missing, "nothing was changed", changes if dry_run else None)

@@ -208,8 +208,9 @@ def owners(session: Session, /) -> Exit:
 
 
 def _owner_row(owner: TimerOwner) -> dict[str, Any]:
-    row = dataclasses.asdict(owner)
-    return {**row, "queue": row.pop("queue_id"), "id": f"{owner.id:016x}" if owner.id else ""}
+    row = {"broker": owner.broker, "queue": owner.queue_id, **dataclasses.asdict(owner)}
+    del row["queue_id"]
+    return row | {"id": f"{owner.id:016x}" if owner.id else ""}
 
 
 @timer.command()

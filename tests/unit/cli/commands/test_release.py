@@ -1,5 +1,7 @@
 """`duemq timer release` gives up nothing that was not shown and agreed to."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -32,3 +34,15 @@ def test_what_a_broker_that_is_away_has_is_not_released_unasked(
     assert "no answer of b0" in told.stderr
     assert "nothing was done" in told.stderr
     assert Flapping.released == 0
+
+
+def test_owners_are_told_by_the_names_that_are_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Owned(FakeAdmin):
+        def timer_owners(self) -> list[TimerOwner]:
+            return [TimerOwner("b0", 3, 0xFEED, "timer-0", 0, 1)]
+
+    monkeypatch.setattr(duemq, "Admin", Owned)
+    told = CliRunner().invoke(cli, ["--nameserver", "ns:1", "timer", "owners", "--json"])
+    row = json.loads(told.stdout)
+    assert (row["broker"], row["queue"], row["id"]) == ("b0", 3, f"{0xFEED:016x}")
+    assert "queue_id" not in row

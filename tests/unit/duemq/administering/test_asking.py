@@ -6,6 +6,7 @@ import pytest
 
 from duemq.administering.asking import Answers, Asker
 from duemq.administering.groups import Groups
+from duemq.administering.offsets import Offsets
 from duemq.administering.pending_timers import PendingTimers
 from duemq.administering.topics import Topics
 from duemq.errors import MissingBroker, PartialAnswer, PermissionDenied, Unavailable
@@ -90,3 +91,16 @@ async def test_how_far_groups_are_is_told_of_those_that_one_may_know_it_of(monke
     monkeypatch.setattr(Groups, "_progress_of", progress_of)
     found = await Groups(Client()).groups(lag=True)
     assert [(each.name, each.lag) for each in found] == [("mine", 7), ("theirs", None)]
+
+
+async def test_of_a_broker_that_is_not_there_nothing_is_said_of_others_that_were_not_asked(
+    monkeypatch,
+):
+    async def known(*_, **__):
+        return ()
+
+    monkeypatch.setattr(Offsets, "_check_known", known)
+    with pytest.raises(Unavailable) as raised:
+        await Offsets(Client()).reset_offsets("g", "t", "latest", queues=[("b3", 0)])
+    assert "broker b3 is not there" in str(raised.value)
+    assert "the others" not in str(raised.value)
