@@ -422,6 +422,49 @@ async def test_what_is_submitted_before_its_topic_is_found_stays_in_order(two):
     assert ids == [each.message_id for each in plain]
 
 
+async def test_sends_keep_their_order_while_their_topic_is_being_found(cluster, producer):
+    """Also one that is called just as it is found."""
+    sends = []
+
+    def send():
+        body = b"%d" % len(sends)
+        sends.append(asyncio.ensure_future(producer.send("new", body, ordering_key="k")))
+
+    def found():
+        if "new" in producer._client.routes.topics and len(sends) < 6:
+            send()
+
+    producer._client.on_routes_changed(found)
+    for _ in range(3):
+        send()
+    await until(lambda: len(sends) > 3)
+    await asyncio.gather(*sends)
+    assert cluster.brokers["a"].bodies("new") == numbered(len(sends))
+
+
+async def test_sends_keep_their_order_while_they_wait_for_room(cluster):
+    """Also one that is called just as there is room."""
+    settings = ProducerSettings(buffer_bytes=1)
+    async with aio.Producer(cluster.nameserver, settings=settings) as producer:
+        await producer.ready("t")
+        sends = []
+
+        def send():
+            body = b"%d" % len(sends)
+            sends.append(asyncio.ensure_future(producer.send("t", body, ordering_key="k")))
+
+        send()
+        sends[0].add_done_callback(lambda _: send())
+        await asyncio.sleep(0)
+        assert producer.outbox.full
+        producer.outbox.on_room(send)  # before those that wait
+        for _ in range(3):
+            send()
+        await until(lambda: len(sends) == 6)
+        await asyncio.gather(*sends)
+    assert cluster.brokers["a"].bodies("t") == numbered(6)
+
+
 async def test_what_is_submitted_to_a_topic_that_is_not_found_fails_as_a_send(cluster):
     cluster.brokers["a"].auto_create = False
     async with aio.Producer(cluster.nameserver) as producer:

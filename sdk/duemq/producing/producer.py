@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Unpack
@@ -11,7 +10,7 @@ from typing import Unpack
 from duemq.errors import Closed, DuemqError, NotAllSent, Overloaded, Timeout
 from duemq.message import Outgoing, SendOptions
 from duemq.producing.cancels import Cancelling
-from duemq.producing.intake import Intake, has_timer_keys
+from duemq.producing.intake import EARLY_BATCHES_MAX, Intake, has_timer_keys
 from duemq.producing.keyed.calls import TimerCalls
 from duemq.producing.keyed.intake import KeyedIntake
 from duemq.producing.losses import Losses, log_unanswered
@@ -56,6 +55,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self._sender: Sender | None = None
         self.targets: dict[str, Target] = {}
         self._begun_before = 0
+        self._waiting = 0  # for room, in their order: who comes later does so as well
+        self._first = asyncio.Lock()  # guards that order
         self._closed = False
         self._closing = asyncio.Lock()  # guards the end
         self._blocking = False
@@ -104,7 +105,11 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
         if options.get("timer_key") is not None:
             await self._shards_known()
-        await self._ready(topic)
+        early = None if topic in self.targets else self._early_target(topic)
+        if early is not None and len(early.growing) < EARLY_BATCHES_MAX:
+            await self._room()  # and no longer, so that sends leave in the order of their calls
+        else:
+            await self._ready(topic)
         pending = self.submit(topic, body, **options)
         pending._batch.tell(pending._index)  # who cancels this does not ask
         return await pending
@@ -269,28 +274,31 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         target = self.targets.get(topic)
         if target is None:
             target = await sender.open_target(topic)
-        if self.outbox.full:
-            await self._room()
+        await self._room()
         return target
 
     async def _room(self) -> None:
+        if not (self.outbox.full or self._waiting):
+            return
         timeout_s = self._settings.send_timeout_s
-        deadline = time.monotonic() + timeout_s
         loop = asyncio.get_running_loop()
-        while self.outbox.full:
-            room: asyncio.Future[None] = loop.create_future()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s), self._first:
+                while self.outbox.full:
+                    room: asyncio.Future[None] = loop.create_future()
 
-            def wake(room: asyncio.Future[None] = room) -> None:
-                if not room.done():
-                    room.set_result(None)
+                    def wake(room: asyncio.Future[None] = room) -> None:
+                        if not room.done():
+                            room.set_result(None)
 
-            if not self.outbox.on_room(wake):
-                return
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
+                    if not self.outbox.on_room(wake):
+                        return
                     await room
-            except TimeoutError:
-                raise no_room(self.outbox, timeout_s) from None
+        except TimeoutError:
+            raise no_room(self.outbox, timeout_s) from None
+        finally:
+            self._waiting -= 1
 
 
 def no_room(outbox: Outbox, timeout_s: float) -> Timeout:

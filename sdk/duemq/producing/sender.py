@@ -73,7 +73,11 @@ class Sender:
         return target
 
     def early_target(self, topic: str) -> Target:
-        """For a topic that is not found yet: its messages wait until it is, or fail as it does."""
+        """For a topic that is not found yet: its messages wait until it is, or fail as it does.
+
+        Raises InvalidArgument, PermissionDenied for what no topic can be.
+        """
+        check_sent_to(topic)
         target = self.pump.sought(topic)
         if target is None:
             target = self.pump.seek(topic, traced=spans.traced(topic))
