@@ -4,14 +4,8 @@ Pure: every function depends on its arguments only, and on nothing that differs 
 versions of Python, so that brokers and clients agree without talking to one another.  All sharing
 is by sorted order; hashes are CRC-32 (IEEE) of UTF-8.
 
-A strategy shares the queues of one topic.  What it moves when members come and go:
-
-    average            blocks; most queues move
-    average-by-circle  dealt like cards; nearly all queues move
-    consistent-hash    a member that comes only takes, one that goes only gives; shares are uneven
-    sticky             even to within one queue, and as few moves as that allows
-
-`average` is RocketMQ's AVG: of 8 queues three members have 3, 3 and 2.
+A strategy shares the queues of one topic.  What each moves when members come and go:
+broker/README.md.  `average` is RocketMQ's AVG: of 8 queues three members have 3, 3 and 2.
 """
 
 from bisect import bisect_left

@@ -1,9 +1,4 @@
-"""OpenTelemetry metrics of an application's messages, by the messaging conventions 1.44.
-
-    messaging.client.sent.messages       messages that were handed to a broker, stored or not
-    messaging.client.consumed.messages   messages that a broker gave us
-    messaging.client.operation.duration  send (a batch, from its first message on), receive, settle
-    messaging.process.duration           one call of the callback
+"""OpenTelemetry metrics of an application's messages (sdk/README.md), by the conventions 1.44.
 
 They exist once the application sets a meter provider.  Callers ask `enabled()` once per frame and
 call nothing else while it is false.  Topics of the system are not counted.

@@ -1,18 +1,6 @@
 """How long a member may take its queues for its own.  Pure, but for the clock that it is given.
 
-A coordinator gives the queues of a member that it has not heard of for a session timeout to
-others.  The member cannot see that happen: it may have been stopped (SIGSTOP, a frozen container),
-or cut off.  So it counts too, from when it *sent* what the coordinator acknowledged: that one
-counts from when it arrived, which is later.
-
-    sent ─────► heard by the coordinator ─────────────────────► its session timeout is over
-      └───────── lease: LEASE_SHARE of it ──┘ over: before that
-
-While the lease is over, ordered consumption starts no callback.  An acknowledgement renews it: of a
-heartbeat, because a coordinator that had given the queues away would have said FENCED_MEMBER; of a
-hello, because the member claims nothing in a hello that it sends after its lease.
-
-No clock stops a callback that runs, or that starts right now: README.md.
+While the lease is over, ordered consumption starts no callback: README.md, "In order".
 """
 
 import time
