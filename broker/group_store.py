@@ -59,10 +59,12 @@ class GroupFile:
         snapshot = await Slices().work(groups.snapshotting())
         try:
             await asyncio.to_thread(checkpoint.save, self._path, snapshot, self._disk)
-        except Exception:
+        except Exception as error:
             groups.snapshot_not_kept()
             if not self._refused:
-                log.exception("the groups' generations and members could not be saved; trying on")
+                of_disk = isinstance(error, StorageError | OSError)
+                what = "the groups' generations and members could not be saved, trying on: %s"
+                log.error(what, error, exc_info=not of_disk)
             self._refused = True
         else:
             if self._refused:
@@ -76,8 +78,8 @@ class GroupFile:
             self._is_there = False
             try:
                 await asyncio.to_thread(self._unlink)
-            except (StorageError, OSError):
-                log.exception("%s stays for now", self._path)
+            except (StorageError, OSError) as error:
+                log.error("%s stays for now: %s", self._path, error)
 
     def _unlink(self) -> None:
         self._disk.unlink(self._path)

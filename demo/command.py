@@ -13,6 +13,7 @@ from rich.console import Console
 
 from duemq import tune_process
 from duemq.errors import DuemqError
+from duemq.protocol import checks
 from duemq_cli.exits import Exit
 from duemq_server.demo.day import SPEED_DEFAULT
 from duemq_server.demo.run import Day, Options, ReportFailed, sentences
@@ -54,11 +55,10 @@ def demo(speed: float, output: Path, replicated: bool, inject_loss: bool, report
     """
     tune_process()  # as sdk/README.md advises: four consumers share this process's interpreter
     console = Console()
-    for name in ("cluster", "report"):
-        shutil.rmtree(output / name, ignore_errors=True)
-    output.mkdir(parents=True, exist_ok=True)
+    log = output / "demo.log"
+    _clear(output, log)
     # What the SDK says of the outage would tear the live table.
-    logging.basicConfig(filename=output / "demo.log", filemode="w", level=logging.INFO)
+    logging.basicConfig(filename=log, filemode="w", level=logging.INFO)
     try:
         audit = Day(
             Options(speed, output, inject_loss, report, 2 if replicated else 1), console
@@ -76,3 +76,14 @@ def demo(speed: float, output: Path, replicated: bool, inject_loss: bool, report
         console.print("[bold red]The books do not balance.[/]")
         sys.exit(Exit.FAILED)
     console.print("[bold green]The books balance: nothing lost, twice or early.[/]")
+
+
+def _clear(output: Path, log: Path) -> None:
+    """Makes the folder, and removes what an earlier run left in it."""
+    folders = [output / name for name in ("cluster", "report")]
+    there = [str(folder) for folder in folders if folder.exists()]
+    if there and not log.is_file():
+        raise checks.wrong("output", str(output), f"a folder whose {there[0]} an earlier run left")
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
