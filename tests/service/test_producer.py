@@ -373,6 +373,20 @@ async def test_a_full_buffer_makes_callers_wait(cluster):
             await each
 
 
+async def test_who_waits_for_room_as_the_producer_closes_hears_of_that(cluster):
+    settings = ProducerSettings(buffer_bytes=1, close_timeout_s=0.1)
+    producer = aio.Producer(cluster.nameserver, settings=settings)
+    await producer.start()
+    await producer.send("t", b"x")
+    cluster.brokers["a"].gate.clear()
+    sends = [asyncio.ensure_future(producer.send("t", b"y")) for _ in range(3)]
+    await until(lambda: producer._waiting == 2)
+    await producer.close()
+    told = await asyncio.gather(*sends, return_exceptions=True)
+    assert [type(each) for each in told] == [Closed] * 3
+    cluster.brokers["a"].gate.set()
+
+
 async def test_a_buffer_that_stays_full_is_a_timeout(cluster):
     async with aio.Producer(cluster.nameserver) as producer:
         await producer.send("t", b"x")

@@ -139,6 +139,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         if target is None:
             target = self._early_target(topic)
         if self.outbox.full:
+            self._running()
             raise Overloaded(
                 f"{self.outbox.used_bytes} bytes wait to be sent: `await ready(topic)` before "
                 "`submit`, or use `send`",
