@@ -30,6 +30,7 @@ from duemq.producing.keyed import lanes
 from duemq.protocol.balance import queue_of_key
 from duemq.settings import ClientSettings, ProducerSettings
 from duemq.tracing import meters, spans
+from duemq.transport.routing.route_watcher import RouteWatcher
 from duemq.v1 import message_pb2, timer_pb2
 from tests.service.fake_cluster import FakeCluster
 from tests.service.fake_keys import NOW_MS
@@ -296,6 +297,34 @@ async def test_the_last_word_about_a_key_is_the_last_one_said(cluster, producer)
     receipt = await last
     assert receipt.replaced is None
     assert handle.decode(receipt.handle) == waiting.waiting[TOPIC, "k"]
+
+
+async def test_the_last_word_is_the_last_one_also_before_any_shard_is_known(cluster, monkeypatch):
+    """Also where it is said just as they are heard of."""
+    heard = RouteWatcher._said
+    hidden = cluster.timers_hidden = set(range(len(cluster.timers)))
+    async with aio.Producer(cluster.nameserver) as producer:
+        await producer.ready("t")
+        sends = []
+
+        def send():
+            said = producer.send("t", b"%d" % len(sends), timer_key="k", delay="1h")
+            sends.append(asyncio.ensure_future(said))
+
+        def hear(watcher, address, update):
+            if update.timers:
+                send()
+            heard(watcher, address, update)
+
+        monkeypatch.setattr(RouteWatcher, "_said", hear)
+        for _ in range(3):
+            send()
+        await asyncio.sleep(0)
+        hidden.clear()
+        cluster.push()
+        await until(lambda: len(sends) == 4)
+        receipts = await asyncio.gather(*sends)
+    assert [each.replaced for each in receipts] == [None, *(r.handle for r in receipts[:-1])]
 
 
 async def test_messages_gather_while_requests_are_under_way(cluster, producer):

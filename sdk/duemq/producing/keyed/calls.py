@@ -32,6 +32,8 @@ class TimerCalls:
         """Of a question, repetitions included."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._waiting = 0  # for a shard, in their order: who comes later does so as well
+        self._first = asyncio.Lock()  # guards that order
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -43,11 +45,15 @@ class TimerCalls:
         """Waits until it is known how many shards there are.  Raises Unavailable, Closed."""
         if self._closed:
             raise Closed("the client is closed")
-        if not self.shards:
+        if not self.shards or self._waiting:
+            self._waiting += 1
             try:
-                await self.client.wait_for(lambda routes: routes.key_shards > 0, timeout_s)
-            except Timeout:
+                async with asyncio.timeout(timeout_s), self._first:
+                    await self.client.wait_for(lambda routes: routes.key_shards > 0, timeout_s)
+            except (Timeout, TimeoutError):
                 raise no_shard() from None
+            finally:
+                self._waiting -= 1
         return self.shards
 
     def gather(
