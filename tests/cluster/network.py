@@ -126,7 +126,8 @@ class Network:
 
     async def _open(self, name: str, target: str) -> str:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            link = self._link((self._who(writer), name))
+            # In a thread: the table has all sockets of the machine, and others wait here.
+            link = self._link((await asyncio.to_thread(self._who, writer), name))
             link.target = target
             await link.serve(reader, writer)
 
@@ -152,6 +153,8 @@ def socket_of(local: int, remote: int) -> str:
     wanted = f":{local:04X}", f":{remote:04X}"
     for table in TABLES:
         for line in table.read_text().splitlines()[1:]:
+            if wanted[0] not in line:
+                continue
             fields = line.split()
             if fields[1].endswith(wanted[0]) and fields[2].endswith(wanted[1]):
                 return fields[9]
