@@ -196,9 +196,9 @@ class EmbeddedCluster:
     def processes(self) -> dict[str, int]:
         """Process ids of the members that run, by name."""
         return {
-            member.name: member.process.pid
+            member.name: process.pid
             for member in self._members.values()
-            if member.process is not None
+            if (process := member.process) is not None  # the supervisor's thread may end it now
         }
 
     @property
