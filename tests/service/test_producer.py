@@ -621,7 +621,8 @@ async def test_closing_while_a_topic_is_made_is_an_error_and_no_cancellation(mon
 
 
 async def test_a_topic_that_is_found_behind_the_close_connects_to_nobody(cluster, monkeypatch):
-    producer = aio.Producer(cluster.nameserver)
+    soon = ProducerSettings(close_timeout_s=0.1)  # the close waits for what the search is for
+    producer = aio.Producer(cluster.nameserver, settings=soon)
     await producer.start()
     find = producer._client.topic_route
 
