@@ -28,7 +28,6 @@ from duemq_server.timer_service.timers.limits import AHEAD_MS
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
 from tests.service.test_changes_under_hand_over import (
-    AT_ONCE,
     BEATS,
     HELD,
     ON_ITS_WAY_MS,
@@ -48,6 +47,7 @@ PATH = (2, 3, 2)
 KEYS = ("", "x", "y", "z")
 OLDER_MS = (0, 200, 600)
 LIFE_S_MAX = 1.0
+AT_ONCE = 2
 AWAY_S_MAX = 0.2
 DROPPED_AT_ONCE = 3
 
@@ -247,11 +247,11 @@ async def test_what_is_asked_for_while_shards_die_and_change_is_done_once(
                     await world.send(world.random.choice(TOPICS), 1, 2 * HOUR_MS, 2 * HOUR_MS)
                 await asyncio.sleep(0.05)
 
-            works = (work, sends, shards.kill)
-            tasks = [asyncio.create_task(repeat(over, each)) for each in works]
-            await change(world, number, holds=0.9)
-            over.set()
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as tasks:
+                for each in (work, sends, shards.kill):
+                    tasks.create_task(repeat(over, each))
+                await change(world, number, holds=0.9)
+                over.set()
             await until(world.look)
             await world.check()
         assert shards.deaths
