@@ -146,9 +146,13 @@ def _select_vector(
     chosen = chosen[:fit]
     if not fit:
         return Selection([], offset + cut, 0, 0)
-    frames, starts = frame[chosen], position[chosen]
-    apart = (np.diff(chosen) != 1) | (np.diff(frames) != 0)
-    breaks = np.flatnonzero(apart | (np.diff(starts) != size[chosen[:-1]])) + 1
+    # Without a filter a slice: looking up each costs more than all else here.
+    picked = slice(fit) if wanted is None else chosen
+    frames, starts, past = frame[picked], position[picked], (position + size)[picked]
+    apart = (frames[1:] != frames[:-1]) | (starts[1:] != past[:-1])
+    if wanted is not None:
+        apart |= np.diff(chosen) != 1
+    breaks = np.flatnonzero(apart) + 1
     firsts = np.concatenate(([0], breaks))
     lasts = np.concatenate((breaks, [fit])) - 1
     seen_ends = [0] * len(firsts)
@@ -158,8 +162,8 @@ def _select_vector(
     rows = zip(
         (chosen[firsts] + offset).tolist(),
         (lasts - firsts + 1).tolist(),
-        position[chosen[firsts]].tolist(),
-        (position + size)[chosen[lasts]].tolist(),
+        starts[firsts].tolist(),
+        past[lasts].tolist(),
         frames[firsts].tolist(),
         entries["store_ms"][chosen[firsts]].tolist(),
         seen_ends,
