@@ -132,8 +132,8 @@ async def test_a_close_ends_a_start_at_once():
             await starting
 
 
-async def test_who_waits_for_a_topic_hears_of_the_close_at_once(cluster):
-    settings = ProducerSettings(create_topics=False, send_timeout_s=60)
+async def test_who_waits_for_a_topic_hears_of_the_close_as_it_ends(cluster):
+    settings = ProducerSettings(create_topics=False, send_timeout_s=60, close_timeout_s=0.1)
     async with aio.Producer(cluster.nameserver, settings=settings) as producer:
         sending = asyncio.create_task(producer.send("nowhere", b"x"))
         await asyncio.sleep(0)
