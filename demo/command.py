@@ -83,7 +83,7 @@ def _clear(output: Path, log: Path) -> None:
     folders = [output / name for name in ("cluster", "report")]
     there = [str(folder) for folder in folders if folder.exists()]
     if there and not log.is_file():
-        raise checks.wrong("output", str(output), f"a folder whose {there[0]} an earlier run left")
+        raise checks.wrong("output", str(output), f"another folder: no run has left {there[0]}")
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     output.mkdir(parents=True, exist_ok=True)

@@ -254,7 +254,7 @@ Extent = tuple[int, int, int, int]
 def extent_of(body: memoryview, at: int = 0) -> Extent:
     """Of the frame that begins at `at`, and is known to be one; cheaper than a Frame."""
     base_offset, count, length, topic, target, flags = _EXTENT.unpack_from(body, at)
-    start = HEADER_BYTES + (topic + target + 7 & -8) + 12 * count + 7 & -8
+    start = at + _aligned(HEADER_BYTES + _aligned(topic + target) + 12 * count)
     if flags & FLAG_TIMED:
         start += 8 * count
-    return base_offset, count, at + start, at + start + length
+    return base_offset, count, start, start + length

@@ -294,8 +294,8 @@ def _misled(log: SegmentedLog, frame: int, offset: int, extent: Extent) -> Corru
     """Nothing is given out for what it is not."""
     base_offset, count, *_ = extent
     return Corrupt(
-        f"{log.directory}, position {frame}: the consume queue has offset {offset} here, and the"
-        f" frame has {base_offset} to {base_offset + count - 1}, or elsewhere."
+        f"{log.directory}, position {frame}: the frame here has offsets {base_offset} to"
+        f" {base_offset + count - 1}, and what the consume queue says of offset {offset} is not so."
         f" Run `duemq-storage check {os.path.dirname(log.directory)}`: it names what is damaged"
     )
 

@@ -100,8 +100,8 @@ def _select_loop(
     for index in chosen:
         position, size, back, _, _, store_ms = entries[index]
         last = runs[-1] if runs else None
-        beside = last and (last.offset + last.records, last.frame, last.end)
-        if last and beside == (offset + index, position - back, position):
+        beside = last and last.end == position and last.offset + last.records == offset + index
+        if last and beside and last.frame == position - back:
             runs[-1] = last._replace(records=last.records + 1, end=position + size)
         else:
             runs.append(

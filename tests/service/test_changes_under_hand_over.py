@@ -424,13 +424,18 @@ class FullDisks:
         return any(f"/{name}/" in path for name in self.names)
 
 
+def in_slices(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Bulk jobs of few timers take long enough to be met half-way."""
+    monkeypatch.setattr(walk, "SHIFTED_AT_ONCE", at_once)
+    monkeypatch.setattr(walk, "CANCELLED_AT_ONCE", at_once)
+    monkeypatch.setattr(bulk_loop, "PAUSE_S_MIN", 0.02)
+
+
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
 async def test_what_is_asked_for_while_shards_change_is_done_once(
     cluster: Cluster, shards: Shards, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "SHIFTED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(walk, "CANCELLED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(bulk_loop, "PAUSE_S_MIN", 0.02)
+    in_slices(monkeypatch, AT_ONCE)
     chance = random.Random(seed)
     save = ShardCore._last_save
 

@@ -21,9 +21,8 @@ import pytest
 from duemq.aio import Admin
 from duemq.v1 import broker_pb2
 from duemq_server.serving.clock import now_ms
-from duemq_server.timer_service import bulk_loop, resuming
+from duemq_server.timer_service import resuming
 from duemq_server.timer_service.edge import broker_link
-from duemq_server.timer_service.scheduling.bulk import walk
 from duemq_server.timer_service.timers.limits import AHEAD_MS
 from tests.service.running_broker import batch
 from tests.service.running_cluster import Cluster, running_cluster, until
@@ -36,6 +35,7 @@ from tests.service.test_changes_under_hand_over import (
     World,
     change,
     end,
+    in_slices,
     repeat,
 )
 from tests.service.test_timer_service import HOUR_MS, WAIT_S, Shard
@@ -217,9 +217,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_what_is_asked_for_while_shards_die_and_change_is_done_once(
     cluster: Cluster, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "SHIFTED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(walk, "CANCELLED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(bulk_loop, "PAUSE_S_MIN", 0.02)
+    in_slices(monkeypatch, AT_ONCE)
     monkeypatch.setattr(resuming, "SLICE", DROPPED_AT_ONCE)
     monkeypatch.setattr(broker_link, "LAST_WORDS_S", 0.1)
     async with AsyncExitStack() as stack:

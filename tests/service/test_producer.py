@@ -380,7 +380,7 @@ async def test_who_waits_for_room_as_the_producer_closes_hears_of_that(cluster):
     await producer.send("t", b"x")
     cluster.brokers["a"].gate.clear()
     sends = [asyncio.ensure_future(producer.send("t", b"y")) for _ in range(3)]
-    await until(lambda: producer._waiting == 2)
+    await until(lambda: producer._turns.waiting == 2)
     await producer.close()
     told = await asyncio.gather(*sends, return_exceptions=True)
     assert [type(each) for each in told] == [Closed] * 3

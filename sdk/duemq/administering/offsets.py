@@ -132,9 +132,7 @@ class Offsets(Groups):
         planned = await self._ask_to_move(brokers, method, absent, True)
         missing = (*away, *planned.missing)
         if topic and not planned.by_broker:
-            others = len(brokers) > len(planned.missing)
-            known = f"the others know no topic {topic!r}" if others else "nothing was changed"
-            refuse_missing(missing, known)
+            refuse_missing(missing, "nothing was changed")
             raise TopicNotFound(f"no topic {topic!r}", field="topic", value=topic)
         changes = _changes_of(planned.by_broker, "nothing was changed")
         refuse_missing(missing, "nothing was changed", changes if dry_run else None)

@@ -98,10 +98,10 @@ class Schedules(AskingShards):
 
         Raises PartialAnswer, whose `partial` is the list, if a timer shard is away.
         """
-        alive = self._shards()
-        missing = await self._lost(alive)
+        alive, missing = self._shards(), list[MissingBroker]()
         parts = await self._together(self._kept_by(shard, missing) for shard in alive)
         found = sorted((each for part in parts for each in part), key=lambda each: each.name)
+        missing += await self._lost(alive)
         refuse_missing(missing, partial=found)
         return found
 
@@ -195,7 +195,7 @@ def _spec(
     if every is not None:
         spec.every_ms = due.delay_ms(every, "every")
     if start is not None:
-        spec.from_ms = moments.epoch_ms(start, now_ms, "start") or 1  # 0 would be: not given
+        spec.from_ms = moments.epoch_ms(start, now_ms, "start") or 1  # 0: not given
     if until is not None:
         spec.until_ms = moments.epoch_ms(until, now_ms, "until") or 1
     if jitter is not None:

@@ -145,8 +145,7 @@ class Timers(AskingShards):
         away; Corrupt.
         """
         request = _request(topic, key_prefix, since, until, limit, bodies)
-        alive = self._shards()
-        missing = await self._lost(alive)
+        alive, missing = self._shards(), list[MissingBroker]()
         listings = [_Listing(self, each, request, missing) for each in alive]
         await asyncio.gather(*(each.fill() for each in listings))
         left = limit
@@ -159,6 +158,7 @@ class Timers(AskingShards):
             left = None if left is None else left - 1
             if not first.timers:
                 await first.fill()
+        missing += await self._lost(alive)
         refuse_missing(missing, partial=[])
 
 

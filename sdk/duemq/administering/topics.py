@@ -25,7 +25,6 @@ from duemq.errors import (
 )
 from duemq.protocol import checks
 from duemq.protocol.limits import QUEUES_MAX
-from duemq.protocol.names import TIMER_TOPIC
 from duemq.protocol.route import Broker, RouteCache
 from duemq.v1 import admin_pb2, stubs
 
@@ -147,8 +146,6 @@ class Topics(Asking):
         Raises TopicNotFound, InvalidArgument, and PartialAnswer, whose `partial` is what was done,
         if a broker is away.
         """
-        if name == TIMER_TOPIC:  # brokers refuse it, too, but are not asked by a dry run
-            raise checks.wrong("name", name, "another topic: brokers live on this one")
         timeout_s = SHOWN_WITHOUT_TIMEOUT_S if dry_run else self._asker.timeout_s
         found = await self._described_topic(name, timeout_s)
         purged = [

@@ -18,6 +18,7 @@ from duemq.producing.outbox import Outbox, Target
 from duemq.producing.receipt import AwaitableReceipt, PendingReceipt, Receipts, until_done
 from duemq.producing.rescheduling import Rescheduling
 from duemq.producing.sender import Sender
+from duemq.producing.turns import Turns
 from duemq.protocol import checks
 from duemq.protocol.moments import Moment
 from duemq.protocol.retry_policy import Delay
@@ -55,8 +56,7 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         self._sender: Sender | None = None
         self.targets: dict[str, Target] = {}
         self._begun_before = 0
-        self._waiting = 0  # for room, in their order: who comes later does so as well
-        self._first = asyncio.Lock()  # guards that order
+        self._turns = Turns()  # for room
         self._closed = False
         self._closing = asyncio.Lock()  # guards the end
         self._blocking = False
@@ -105,11 +105,10 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         """Sends a message and waits until it is stored durably.  As `duemq.Producer.send`."""
         if options.get("timer_key") is not None:
             await self._shards_known()
-        early = None if topic in self.targets else self._early_target(topic)
-        if early is not None and len(early.growing) < EARLY_BATCHES_MAX:
-            await self._room()  # and no longer, so that sends leave in the order of their calls
-        else:
-            await self._ready(topic)
+        known = topic in self.targets
+        if not known and len(self._early_target(topic).growing) >= EARLY_BATCHES_MAX:
+            await self._open_target(topic)
+        await self._room()  # no longer: sends leave in the order of their calls
         pending = self.submit(topic, body, **options)
         pending._batch.tell(pending._index)  # who cancels this does not ask
         return await pending
@@ -135,11 +134,8 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
         if it is not found, they fail.  Raises Overloaded when the buffer is full: `await ready` in
         front of it waits for room.
         """
-        target = self.targets.get(topic)
-        if target is None:
-            target = self._early_target(topic)
+        target = self.targets.get(topic) or self._early_target(topic)
         if self.outbox.full:
-            self._running()
             raise Overloaded(
                 f"{self.outbox.used_bytes} bytes wait to be sent: `await ready(topic)` before "
                 "`submit`, or use `send`",
@@ -271,35 +267,25 @@ class Producer(AsyncClient, Cancelling, Rescheduling):
 
     async def _ready(self, topic: str) -> Target:
         """The topic's target, once there is room."""
-        sender = self._running()
-        target = self.targets.get(topic)
-        if target is None:
-            target = await sender.open_target(topic)
+        target = self.targets.get(topic) or await self._open_target(topic)
         await self._room()
         return target
 
     async def _room(self) -> None:
-        if not (self.outbox.full or self._waiting):
+        self._running()
+        if not (self.outbox.full or self._turns.waiting):
             return
         timeout_s = self._settings.send_timeout_s
-        loop = asyncio.get_running_loop()
-        self._waiting += 1
         try:
-            async with asyncio.timeout(timeout_s), self._first:
+            async with asyncio.timeout(timeout_s), self._turns:
                 while self.outbox.full:
-                    room: asyncio.Future[None] = loop.create_future()
-
-                    def wake(room: asyncio.Future[None] = room) -> None:
-                        if not room.done():
-                            room.set_result(None)
-
-                    if not self.outbox.on_room(wake):
-                        return
-                    await room
+                    room = asyncio.Event()
+                    if not self.outbox.on_room(room.set):
+                        break
+                    await room.wait()
         except TimeoutError:
             raise no_room(self.outbox, timeout_s) from None
-        finally:
-            self._waiting -= 1
+        self._running()  # or closed meanwhile
 
 
 def no_room(outbox: Outbox, timeout_s: float) -> Timeout:

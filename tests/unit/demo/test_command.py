@@ -19,7 +19,7 @@ def test_what_an_earlier_run_left_is_removed(output):
 
 
 def test_folders_that_no_run_has_left_stay(output):
-    with pytest.raises(InvalidArgument, match=r"output: .*/cluster an earlier run left"):
+    with pytest.raises(InvalidArgument, match=r"output: .* no run has left .*/cluster"):
         _clear(output, output / "demo.log")
     assert (output / "cluster" / "kept").exists()
 

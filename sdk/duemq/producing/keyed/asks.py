@@ -68,15 +68,15 @@ class Part:
         self.results: dict[int, Any] = {}
         self.heard = False
         """A request may have been, that nobody answered."""
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done = asyncio.Event()
         self._left = count
 
     def settle(self, index: int, result: Any) -> None:
         """Of one timer."""
         self.results[index] = result
         self._left -= 1
-        if not self._left and not self.done.done():
-            self.done.set_result(None)
+        if not self._left:
+            self.done.set()
 
 
 class Ask(ShardCall):
@@ -193,7 +193,7 @@ async def ask(
                 _gather(calls, begins, way, part, due, pending[start : start + most])
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    await part.done
+                    await part.done.wait()
             except TimeoutError:
                 raise Timeout(
                     f"no answer within {left_s:g} s: what became of the timers is unknown",

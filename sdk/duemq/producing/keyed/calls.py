@@ -15,6 +15,7 @@ from functools import partial
 
 from duemq.errors import Closed, DuemqError, Internal, Timeout, TopicNotFound, Unavailable
 from duemq.producing.keyed.lanes import C, Lanes, ShardCall
+from duemq.producing.turns import Turns
 from duemq.protocol.timer_keys import REPEAT_S, REQUEST_ID_BYTES
 from duemq.transport import retrying, status
 from duemq.transport.cluster_client import Client
@@ -32,8 +33,7 @@ class TimerCalls:
         """Of a question, repetitions included."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._waiting = 0  # for a shard, in their order: who comes later does so as well
-        self._first = asyncio.Lock()  # guards that order
+        self._turns = Turns()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -45,15 +45,12 @@ class TimerCalls:
         """Waits until it is known how many shards there are.  Raises Unavailable, Closed."""
         if self._closed:
             raise Closed("the client is closed")
-        if not self.shards or self._waiting:
-            self._waiting += 1
+        if not self.shards or self._turns.waiting:
             try:
-                async with asyncio.timeout(timeout_s), self._first:
+                async with asyncio.timeout(timeout_s), self._turns:
                     await self.client.wait_for(lambda routes: routes.key_shards > 0, timeout_s)
             except (Timeout, TimeoutError):
                 raise no_shard() from None
-            finally:
-                self._waiting -= 1
         return self.shards
 
     def gather(

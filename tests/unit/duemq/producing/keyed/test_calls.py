@@ -73,7 +73,7 @@ async def test_what_is_too_late_is_not_sent(calls):
     late = asks.CancelCall(0, 0.0, time.monotonic() - 1)
     part = asks.Part(1)
     asks._gather(calls, [lambda: late], "way", part, None, [(0, ("t", "k"))])
-    await part.done
+    await part.done.wait()
     assert isinstance(part.results[0], Timeout)
     assert not part.heard
     assert calls.client.asked == 0
@@ -92,7 +92,7 @@ async def test_no_request_is_repeated_for_longer_than_its_shard_knows_it_again(c
     patient = asks.CancelCall(0, 0.0, began + 86_400)
     part = asks.Part(1)
     asks._gather(calls, [lambda: patient], "way", part, None, [(0, ("t", "k"))])
-    await part.done
+    await part.done.wait()
     spent_s = time.monotonic() - began
     assert 0 < lasts_s[0] - spent_s < KEEP_MIN_MS / 1000 - REACHES_S
 
