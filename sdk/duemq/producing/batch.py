@@ -321,9 +321,11 @@ class Batch:
         records = sent.records.records
         for place in reversed(range(len(left))):
             if (size := _size_of(records[place], error.field)) > limit:
-                told = f"{error.field}: {size} bytes, at most {limit}"
                 self.errors[left[place]] = type(error)(
-                    told, field=error.field, value=size, limit=limit
+                    f"{error.field}: {size} bytes, at most {limit}",
+                    field=error.field,
+                    value=size,
+                    limit=limit,
                 )
                 for column in (sent.delays_ms, sent.due_ms, sent.delay_levels, records):
                     if len(column) == len(records):  # not one for all

@@ -5,7 +5,7 @@ from typing import Literal
 
 
 class Turns(asyncio.Lock):
-    """While anybody is `waiting`, or has it, who comes has to take it, too."""
+    """While anybody is `waiting`, or has it, who comes takes it, too."""
 
     waiting = 0
 
