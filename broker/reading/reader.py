@@ -293,9 +293,18 @@ def _as_duemq_error(error: Exception, *, gone: bool = True) -> DuemqError:
 def _misled(log: SegmentedLog, frame: int, offset: int, extent: Extent) -> Corrupt:
     """Nothing is given out for what it is not."""
     base_offset, count, *_ = extent
+    return _astray(
+        log,
+        frame,
+        f"the frame here has offsets {base_offset} to {base_offset + count - 1}, and what the"
+        f" consume queue says of offset {offset} is not so",
+    )
+
+
+def _astray(log: SegmentedLog, position: int, why: str) -> Corrupt:
+    """The log or what points into it: nobody knows here, and only one of both is to be removed."""
     return Corrupt(
-        f"{log.directory}, position {frame}: the frame here has offsets {base_offset} to"
-        f" {base_offset + count - 1}, and what the consume queue says of offset {offset} is not so."
+        f"{log.directory}, position {position}: {why}."
         f" Run `duemq-storage check {os.path.dirname(log.directory)}`: it names what is damaged"
     )
 
@@ -352,10 +361,7 @@ def _alone(log: SegmentedLog, run: FrameRun, nowait: bool) -> memoryview:
     start, end = read_entry(data, 0, len(data))
     fits = end == len(data) if run.records == 1 else end < len(data)
     if start < 0 or not fits:
-        raise Corrupt(
-            f"{log.directory}, position {run.start}: no record begins there."
-            f" Run `duemq-storage check {log.directory}`"
-        )
+        raise _astray(log, run.start, "no record begins here")
     return data
 
 
@@ -371,7 +377,7 @@ def _verified(
             base, data = frame, _read_extent(log, frames[index:], nowait)
             length = _whole(data, 0)
         if not length:
-            data = log.read(frame, _length(data, frame), nowait)
+            data = log.read(frame, _length(log, data, frame), nowait)
             length = _whole(data, 0)
         try:
             entry = record.decode(data, frame - base, frame)
@@ -381,7 +387,7 @@ def _verified(
         if entry.kind == set_aside.GAP:
             raise SetAsideError(log.directory, frame)
         if entry.kind != frame_layout.KIND:
-            raise Corrupt(f"position {frame}: no message frame begins there")
+            raise _astray(log, frame, "no message frame begins here")
         yield frame, data[frame - base : frame - base + length]
 
 
@@ -393,10 +399,10 @@ def _whole(data: memoryview, at: int) -> int:
     return length if at + length <= len(data) else 0
 
 
-def _length(data: memoryview, frame: int) -> int:
+def _length(log: SegmentedLog, data: memoryview, frame: int) -> int:
     length = record.plausible_length(data) if len(data) >= record.HEADER_BYTES else 0
     if not length:
-        raise Corrupt(f"position {frame}: no entry begins there")
+        raise _astray(log, frame, "no entry begins here")
     return length
 
 

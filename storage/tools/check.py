@@ -219,7 +219,9 @@ def _expected(
     try:
         entry = log.read_entry(position)
     except (IndexError, CorruptLog, OSError) as error:
-        raise _mismatch(index, number, f"points to {position}: {error}") from error
+        # Why is a finding of the log's own, if it is damaged; else nothing there is to be cut.
+        what = f"points to {position}, where no entry can be read"
+        raise _mismatch(index, number, what) from error
     if entry.kind == set_aside.GAP:
         return _read(index, number, 1)  # what it should be nobody can tell any more
     if entry.kind != frame.KIND or len(entry.body) < HEADER_BYTES:

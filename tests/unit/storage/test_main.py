@@ -92,9 +92,9 @@ def segments(data: Path) -> list[Path]:
     return sorted(p for p in (data / "commitlog").iterdir() if p.name.isdigit())
 
 
-def flip(path: Path, offset: int) -> None:
+def flip(path: Path, offset: int, bits: int = 1) -> None:
     content = bytearray(path.read_bytes())
-    content[offset] ^= 1
+    content[offset] ^= bits
     path.write_bytes(content)
 
 
@@ -188,13 +188,17 @@ def test_a_damaged_checkpoint_is_found(data: Path, capsys: pytest.CaptureFixture
     assert f"DAMAGE  {data}/checkpoint" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("bits", [1, 8])
 @pytest.mark.parametrize("field", [0, 8, 12, 16, 24])
 def test_a_consume_queue_that_does_not_fit_the_log_is_found(
-    data: Path, capsys: pytest.CaptureFixture[str], field: int
+    data: Path, capsys: pytest.CaptureFixture[str], field: int, bits: int
 ) -> None:
-    flip(data / "consumequeue" / "orders.7" / "0" / ("0" * 20), 5 * 32 + field)
+    flip(data / "consumequeue" / "orders.7" / "0" / ("0" * 20), 5 * 32 + field, bits)
     assert main(["check", str(data)]) == 1
-    assert f"DAMAGE  {data}/consumequeue/orders.7/0" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"DAMAGE  {data}/consumequeue/orders.7/0" in out
+    assert "remove this folder" in out
+    assert "duemq-storage cut" not in out  # the log is sound
 
 
 def test_consume_queues_may_reach_before_a_log_that_was_shortened(
