@@ -188,12 +188,12 @@ def test_a_damaged_checkpoint_is_found(data: Path, capsys: pytest.CaptureFixture
     assert f"DAMAGE  {data}/checkpoint" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("bits", [1, 8])
+@pytest.mark.parametrize(("entry", "bits"), [(5, 1), (3, 8)])  # within a frame; its first
 @pytest.mark.parametrize("field", [0, 8, 12, 16, 24])
 def test_a_consume_queue_that_does_not_fit_the_log_is_found(
-    data: Path, capsys: pytest.CaptureFixture[str], field: int, bits: int
+    data: Path, capsys: pytest.CaptureFixture[str], field: int, entry: int, bits: int
 ) -> None:
-    flip(data / "consumequeue" / "orders.7" / "0" / ("0" * 20), 5 * 32 + field, bits)
+    flip(data / "consumequeue" / "orders.7" / "0" / ("0" * 20), entry * 32 + field, bits)
     assert main(["check", str(data)]) == 1
     out = capsys.readouterr().out
     assert f"DAMAGE  {data}/consumequeue/orders.7/0" in out
